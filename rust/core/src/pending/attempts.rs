@@ -1,0 +1,398 @@
+//! The topology of an address: attempts, the budget, refusals, and the lives of a peer.
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::add::AddError;
+use super::peer::{Budget, PeerState, Ready};
+use super::route::{CommandKind, Event, EventKind};
+use super::slots::{Outcome, Stage};
+use super::{Flight, HttpRequest, Machine, Purpose, TOPOLOGY_CAP, failure};
+use crate::addr;
+use crate::answer::{Answer, Dialect};
+use crate::failure::{Failure, FailureKind};
+use crate::rank_mapping::map_ranks;
+use crate::retry::{seconds, unit_interval};
+use crate::time::Tick;
+use crate::topology::PrefillInfo;
+
+impl Machine {
+    /// The engine saw that the peer is gone; false when the address is not known.
+    ///
+    /// # Errors
+    /// A malformed address; nothing changed then.
+    pub fn peer_lost(&mut self, now: Tick, address: &str) -> Result<bool, AddError> {
+        self.advance_to(now);
+        let Some(at) = self.find_spelled(address)? else {
+            return Ok(false);
+        };
+        self.lose(at, "lost: the engine said so");
+        self.rearm(at);
+        Ok(true)
+    }
+
+    /// The engine saw that the peer is another one now; false when the address is not known.
+    ///
+    /// # Errors
+    /// A malformed address; nothing changed then.
+    pub fn peer_restarted(&mut self, now: Tick, address: &str) -> Result<bool, AddError> {
+        self.advance_to(now);
+        let Some(at) = self.find_spelled(address)? else {
+            return Ok(false);
+        };
+        self.start_over(at, None);
+        self.rearm(at);
+        Ok(true)
+    }
+
+    fn find_spelled(&self, address: &str) -> Result<Option<u32>, AddError> {
+        let addr = addr::canonical(address, self.options.default_port).map_err(AddError::Addr)?;
+        Ok(self.peers.find(&addr))
+    }
+
+    pub(super) fn start_attempt(&mut self, at: u32) {
+        self.peers.at_mut(at).state = PeerState::Fetching;
+        self.fetch(at, Purpose::Attempt, self.now);
+    }
+
+    pub(super) fn fetch(&mut self, at: u32, purpose: Purpose, started: Tick) {
+        let ticket = self.send(
+            at,
+            purpose,
+            started,
+            sentinel(CommandKind::Topology, self.peers.at(at).dialect),
+        );
+        self.peers.at_mut(at).fetch = Some(ticket);
+    }
+
+    /// An attempt or a probe was answered.
+    pub(super) fn on_attempt(
+        &mut self,
+        at: u32,
+        flight: Flight,
+        answer: Answer,
+        instance: Option<&str>,
+    ) {
+        match answer {
+            Answer::Good(info) => self.become_ready(at, *info, instance),
+            Answer::AskOlderForm => {
+                self.peers.at_mut(at).dialect = Dialect::E2;
+                self.fetch(at, flight.purpose, flight.started);
+            }
+            Answer::Permanent { kind, text } => self.refuse(at, kind, &text),
+            Answer::Transient { kind, text } => self.attempt_failed(at, flight, kind, text),
+        }
+    }
+
+    fn attempt_failed(&mut self, at: u32, flight: Flight, kind: FailureKind, text: String) {
+        let (policy, seed, now) = (self.policy, self.options.seed, self.now);
+        let peer = self.peers.at_mut(at);
+        peer.dialect = Dialect::E3;
+        peer.budget.failed += 1;
+        peer.budget.last_error = Some((kind, text));
+        let cooldown = cooldown(&peer.addr, &peer.budget);
+        if matches!(flight.purpose, Purpose::Probe) {
+            let until = flight.started.after(seconds(policy.interval_s));
+            peer.state = PeerState::Marked {
+                failure: cooldown,
+                until,
+            };
+            return;
+        }
+        let gap = policy.gap(
+            peer.budget.failed,
+            unit_interval(seed, &peer.addr, peer.budget.failed),
+        );
+        peer.state = PeerState::Waiting {
+            until: flight.started.after(gap),
+            for_poll: policy.per_cycle,
+        };
+        match &mut peer.budget.spent {
+            Some((_, failure)) => *failure = cooldown,
+            None if peer.budget.failed >= policy.max_attempts => {
+                peer.budget.spent = Some((now, cooldown))
+            }
+            None => {}
+        }
+        if policy.per_cycle {
+            self.for_poll.push(at);
+        }
+        self.settle(at);
+        self.mark_down_if_nobody_waits(at);
+    }
+
+    /// The budget is spent: fail those that waited long enough, unless the scheduler stands still.
+    fn settle(&mut self, at: u32) {
+        let (now, lived) = (self.now, self.lived());
+        let peer = self.peers.at_mut(at);
+        if peer.budget.spent.is_none() || !matches!(peer.state, PeerState::Waiting { .. }) {
+            return;
+        }
+        if self.clock.stands_still(now) {
+            peer.budget.deferred = true;
+            self.for_poll.push(at);
+            return;
+        }
+        let Some((kind, _)) = &peer.budget.last_error else {
+            return;
+        };
+        let failure = failure(
+            *kind,
+            &peer.addr,
+            &gave_up(&peer.budget),
+            peer.budget.failed,
+        );
+        let min_wait = seconds(self.policy.min_wait_s);
+        while let Some(first) = peer.need_info.first()
+            && lived.since(self.requests.slots.at(first).added) >= min_wait
+        {
+            self.requests
+                .decide(peer, first, Outcome::Failed(Arc::clone(&failure)));
+        }
+    }
+
+    fn mark_down_if_nobody_waits(&mut self, at: u32) {
+        let cooldown_s = seconds(self.policy.cooldown_s);
+        let peer = self.peers.at_mut(at);
+        if peer.pending > 0 {
+            return;
+        }
+        if let (Some((since, failure)), &PeerState::Waiting { until, .. }) =
+            (&peer.budget.spent, &peer.state)
+        {
+            let until = until.max(since.after(cooldown_s));
+            peer.state = PeerState::Marked {
+                failure: Arc::clone(failure),
+                until,
+            };
+            peer.budget.deferred = false;
+        }
+    }
+
+    /// The time between two attempts is over.
+    pub(super) fn leave_waiting(&mut self, at: u32) {
+        let peer = self.peers.at_mut(at);
+        if peer.pending > 0 {
+            self.start_attempt(at);
+        } else if peer.budget.spent.is_some() {
+            self.mark_down_if_nobody_waits(at);
+        } else {
+            peer.state = PeerState::Unknown;
+            peer.budget = Budget::default();
+        }
+    }
+
+    /// Budgets spent while the scheduler stood still, and attempts that wait for a poll.
+    pub(super) fn look_at_peers_for_poll(&mut self) {
+        for at in core::mem::take(&mut self.for_poll) {
+            let Some(peer) = self.peers.get(at) else {
+                continue;
+            };
+            if peer.budget.deferred {
+                self.peers.at_mut(at).budget.deferred = false;
+                self.settle(at);
+                self.mark_down_if_nobody_waits(at);
+            }
+            if matches!(
+                self.peers.at(at).state,
+                PeerState::Waiting { for_poll: true, .. }
+            ) {
+                self.leave_waiting(at);
+            }
+            self.rearm(at);
+        }
+    }
+
+    pub(super) fn refuse(&mut self, at: u32, kind: FailureKind, text: &str) {
+        let peer = self.peers.at_mut(at);
+        peer.budget.failed += 1;
+        let failure = failure(kind, &peer.addr, text, peer.budget.failed);
+        self.fail_pending(at, &failure);
+        self.reset(at);
+        let until = self.now.after(seconds(self.policy.cooldown_s));
+        self.peers.at_mut(at).state = PeerState::Marked { failure, until };
+    }
+
+    /// A complete topology is here: a new epoch begins, if the engines fit.
+    pub(super) fn become_ready(&mut self, at: u32, info: PrefillInfo, instance: Option<&str>) {
+        let mapping = match map_ranks(&self.decode, &info) {
+            Ok(mapping) => mapping,
+            Err(incompatible) => {
+                return self.refuse(at, FailureKind::Incompatible, &incompatible.to_string());
+            }
+        };
+        let peer = self.peers.at_mut(at);
+        peer.epoch += 1;
+        let instance: Option<Arc<str>> = instance.map(Arc::from);
+        let back = core::mem::take(&mut peer.lost).then(|| Event {
+            kind: EventKind::PeerBack,
+            addr: Arc::clone(&peer.addr),
+            epoch: peer.epoch,
+            old_instance: peer.instance.clone(),
+            new_instance: instance.clone(),
+            rooms: Vec::new(),
+        });
+        peer.instance = instance;
+        peer.budget = Budget::default();
+        let phase = 0.5 + 0.5 * unit_interval(self.options.seed, &peer.addr, 0);
+        let beat = self
+            .now
+            .after(seconds(self.options.heartbeat_interval_s * phase));
+        let contacts = mapping.contacts().collect();
+        peer.state = PeerState::Ready(Box::new(Ready::new(info, mapping, contacts, beat)));
+        if let Some(back) = back {
+            self.push_event(back);
+        }
+        while let Some(first) = self.peers.at(at).need_info.first() {
+            self.place(at, first);
+        }
+    }
+
+    /// The peer is another one now; what it is has to be asked.
+    pub(super) fn start_over(&mut self, at: u32, instance: Option<&str>) {
+        self.tell(EventKind::PeerRestarted, at, instance);
+        self.reset(at);
+        let peer = self.peers.at_mut(at);
+        peer.state = PeerState::Unknown;
+        peer.lost = false;
+        peer.budget = Budget::default();
+        peer.instance = instance.map(Arc::from);
+        if peer.pending > 0 {
+            self.start_attempt(at);
+        }
+    }
+
+    /// The peer is gone: its requests fail, newcomers too until a probe is answered.
+    pub(super) fn lose(&mut self, at: u32, text: &str) {
+        if self.peers.at(at).lost {
+            return;
+        }
+        self.tell(EventKind::PeerLost, at, None);
+        let peer = self.peers.at(at);
+        let failure_of = |kind, text: &str| failure(kind, &peer.addr, text, peer.budget.failed);
+        let lost = failure_of(FailureKind::PeerLost, text);
+        let mark = failure_of(
+            FailureKind::Cooldown,
+            &format!("not tried again until it answers a probe; {text}"),
+        );
+        self.fail_pending(at, &lost);
+        self.reset(at);
+        let until = self.now.after(seconds(self.policy.cooldown_s));
+        let peer = self.peers.at_mut(at);
+        peer.lost = true;
+        peer.budget.last_error = Some((FailureKind::PeerLost, text.to_string()));
+        peer.state = PeerState::Marked {
+            failure: mark,
+            until,
+        };
+    }
+
+    /// Drop the address with all that is in flight; nobody waits for it.
+    pub(super) fn forget(&mut self, at: u32) {
+        self.reset(at);
+        self.peers.remove(at);
+    }
+
+    /// Drop all that belongs to the epoch; requests that wait go back to the first stage.
+    pub(super) fn reset(&mut self, at: u32) {
+        let waiting = self.requests.of_peer(self.peers.at(at));
+        for request in waiting {
+            let peer = self.peers.at_mut(at);
+            // Also those that are in the first stage, to keep the order of arrival.
+            self.requests.enter(peer, request, Stage::NeedInfo);
+            self.requests.slots.at_mut(request).asked = 0;
+        }
+        let peer = self.peers.at_mut(at);
+        let mut tickets: Vec<_> = peer.fetch.take().into_iter().collect();
+        peer.dialect = Dialect::E3;
+        peer.budget.spent = None;
+        peer.budget.deferred = false;
+        if let PeerState::Ready(ready) = core::mem::replace(&mut peer.state, PeerState::Unknown) {
+            tickets.extend(ready.read.in_flight);
+            tickets.extend(ready.query.in_flight);
+            tickets.extend(
+                ready
+                    .groups
+                    .values()
+                    .flat_map(|group| group.in_flight.iter().copied()),
+            );
+            self.retired.extend(
+                ready
+                    .groups
+                    .values()
+                    .filter_map(super::peer::Group::route_id),
+            );
+        }
+        tickets.sort_unstable();
+        for ticket in tickets {
+            self.cancel(ticket);
+        }
+    }
+
+    /// End every undecided request of a peer.
+    pub(super) fn fail_pending(&mut self, at: u32, shared: &Arc<Failure>) {
+        let mut by_dp_rank = hashbrown::HashMap::new();
+        for request in self.requests.of_peer(self.peers.at(at)) {
+            let failure = match self.requests.slots.at(request).stage {
+                Stage::NeedEndpoints(dp_rank) => by_dp_rank
+                    .entry(dp_rank)
+                    .or_insert_with(|| self.with_contacted(at, request, shared))
+                    .clone(),
+                Stage::NeedInfo | Stage::NeedDpRank(_) | Stage::Free | Stage::Decided(_) => {
+                    Arc::clone(shared)
+                }
+            };
+            self.requests
+                .decide(self.peers.at_mut(at), request, Outcome::Failed(failure));
+        }
+    }
+
+    /// Note an event of the epoch that ends.
+    pub(super) fn tell(&mut self, kind: EventKind, at: u32, new_instance: Option<&str>) {
+        let peer = self.peers.at(at);
+        let event = Event {
+            kind,
+            addr: Arc::clone(&peer.addr),
+            epoch: peer.epoch,
+            old_instance: peer.instance.clone(),
+            new_instance: new_instance.map(Arc::from),
+            rooms: self.routed_rooms(kind, &peer.addr),
+        };
+        self.push_event(event);
+    }
+}
+
+/// The topology query, in the form that the peer understands.
+pub(super) fn sentinel(kind: CommandKind, dialect: Dialect) -> HttpRequest {
+    let path = match dialect {
+        Dialect::E3 => {
+            "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
+        }
+        Dialect::E2 => "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1",
+    };
+    HttpRequest {
+        kind,
+        path: path.to_string(),
+        body: None,
+        max_body: TOPOLOGY_CAP,
+    }
+}
+
+fn gave_up(budget: &Budget) -> String {
+    let text = budget.last_error.as_ref().map_or("", |(_, text)| text);
+    match budget.failed {
+        1 => format!("gave up after 1 attempt: {text}"),
+        many => format!("gave up after {many} attempts: {text}"),
+    }
+}
+
+fn cooldown(addr: &Arc<str>, budget: &Budget) -> Arc<Failure> {
+    let text = format!(
+        "not tried again until it answers a probe; {}",
+        gave_up(budget)
+    );
+    failure(FailureKind::Cooldown, addr, &text, budget.failed)
+}

@@ -1,0 +1,241 @@
+//! Which dp rank holds a request: by rule where there is one, else asked for in batches.
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt::Write;
+use core::time::Duration;
+
+use super::peer::{Peer, Query, Ready};
+use super::route::CommandKind;
+use super::slots::{Ask, Link, Outcome, Slots, Stage};
+use super::{Flight, HttpRequest, Machine, Purpose, failure, failure_with_status};
+use crate::answer::Dialect;
+use crate::failure::FailureKind;
+use crate::ids::Room;
+use crate::time::Tick;
+use crate::wire;
+
+impl Machine {
+    /// Take a request of a ready peer as far as it goes without asking.
+    pub(super) fn place(&mut self, at: u32, request: u32) {
+        let (now, lived) = (self.now, self.lived());
+        let slot = self.requests.slots.at(request);
+        let (room, preset) = (slot.room, slot.preset);
+        let peer = self.peers.at(at);
+        let Some(ready) = peer.ready() else { return };
+        let size = ready.info.dp_size();
+        if let Some(preset) = preset.filter(|&preset| preset >= size) {
+            let text = format!("dp rank {preset} was preset, but its dp size is {size}");
+            let failure = failure_with_status(
+                FailureKind::DpRankOutOfRange,
+                &peer.addr,
+                &text,
+                0,
+                PRESET_STATUS,
+            );
+            return self
+                .requests
+                .decide(self.peers.at_mut(at), request, Outcome::Failed(failure));
+        }
+        if let Some(dp_rank) = self.dp_rank_without_asking(peer, ready, room, preset) {
+            return self.need_endpoints(at, request, dp_rank);
+        }
+        let slot = self.requests.slots.at_mut(request);
+        slot.stage_since = lived;
+        slot.next_ask = now;
+        slot.asked = 0;
+        self.requests.enter(
+            self.peers.at_mut(at),
+            request,
+            Stage::NeedDpRank(Ask::Turn(0)),
+        );
+    }
+
+    /// The dp rank by the rules that need no query; a preset that is too large has none.
+    pub(super) fn dp_rank_without_asking(
+        &self,
+        peer: &Peer,
+        ready: &Ready,
+        room: Room,
+        preset: Option<u32>,
+    ) -> Option<u32> {
+        let size = ready.info.dp_size();
+        if let Some(preset) = preset {
+            return (preset < size).then_some(preset);
+        }
+        if size == 1 {
+            return Some(0);
+        }
+        let follows = ready.info.follow_bootstrap_room()
+            && !ready.info.dynamic_dp_size()
+            && !self.options.force_query;
+        if !follows && peer.dialect == Dialect::E3 {
+            return None;
+        }
+        u32::try_from(room.number() % u64::from(size)).ok()
+    }
+
+    /// Send the query that is due, if none is in flight.
+    pub(super) fn pump_query(&mut self, at: u32) {
+        let now = self.now;
+        let slots = &self.requests.slots;
+        if self
+            .peers
+            .at(at)
+            .ready()
+            .and_then(|ready| ready.query.due(slots))
+            .is_none_or(|due| due > now)
+        {
+            return;
+        }
+        let mut rooms: Vec<(u64, Room)> = Vec::new();
+        while rooms.len() < QUERY_ROOMS {
+            let peer = self.peers.at_mut(at);
+            let Some(next) = peer
+                .ready()
+                .and_then(|ready| ready.query.next(&self.requests.slots, now))
+            else {
+                break;
+            };
+            self.requests.take_turn(peer, next, Ask::InFlight, now);
+            let slot = self.requests.slots.at_mut(next);
+            slot.asked += 1;
+            rooms.push((slot.seq, slot.room));
+        }
+        rooms.sort_unstable();
+        let request = query(&rooms);
+        let ticket = self.send(at, Purpose::Query, now, request);
+        if let Some(ready) = self.peers.at_mut(at).ready_mut() {
+            ready.query.in_flight = Some(ticket);
+            ready.query.not_before = now.after(QUERY_GAP);
+        }
+    }
+
+    pub(super) fn on_dp_ranks(&mut self, at: u32, flight: Flight, status: u16, body: &[u8]) {
+        if status != 200 {
+            return self.query_failed(
+                at,
+                flight,
+                format!("answered {status} to the dp-rank query"),
+            );
+        }
+        let ranks = match wire::parse_dp_ranks(body) {
+            Ok(ranks) => ranks,
+            Err(error) => return self.query_failed(at, flight, format!("protocol error: {error}")),
+        };
+        // Answers are looked up by what was asked, so that what else the body says costs nothing.
+        for request in self.asked(at) {
+            let slot = self.requests.slots.at(request);
+            let (room, asked) = (slot.room, slot.asked);
+            let found = ranks
+                .binary_search_by_key(&room.number(), |&(room, _)| room)
+                .ok();
+            match found.and_then(|found| ranks.get(found)) {
+                Some(&(_, Ok(dp_rank))) => self.on_dp_rank(at, request, dp_rank),
+                // A malformed entry is as good as none; the other rooms' are used.
+                Some((_, Err(_))) | None => {
+                    let next_ask = flight.started.after(wait_after(asked));
+                    let ask = Query::turn_after(asked);
+                    self.requests
+                        .take_turn(self.peers.at_mut(at), request, ask, next_ask);
+                }
+            }
+        }
+    }
+
+    fn on_dp_rank(&mut self, at: u32, request: u32, dp_rank: u32) {
+        let peer = self.peers.at(at);
+        let size = peer.ready().map_or(0, |ready| ready.info.dp_size());
+        if dp_rank < size {
+            return self.need_endpoints(at, request, dp_rank);
+        }
+        let room = self.requests.slots.at(request).room;
+        let text = format!("it says dp rank {dp_rank} for room {room}, but its dp size is {size}");
+        let failure = failure(FailureKind::DpRankOutOfRange, &peer.addr, &text, 0);
+        self.requests
+            .decide(self.peers.at_mut(at), request, Outcome::Failed(failure));
+    }
+
+    /// A failed query spends no budget; it is paced, and the stage's deadline ends it.
+    pub(super) fn query_failed(&mut self, at: u32, flight: Flight, text: String) {
+        let not_before = flight.started.after(self.interval().max(QUERY_GAP));
+        for request in self.asked(at) {
+            self.requests
+                .take_turn(self.peers.at_mut(at), request, Ask::Failed, not_before);
+        }
+        if let Some(ready) = self.peers.at_mut(at).ready_mut() {
+            ready.query.error = text;
+            ready.query.not_before = not_before;
+        }
+    }
+
+    /// The requests in the query that was in flight, in order of arrival.
+    fn asked(&self, at: u32) -> Vec<u32> {
+        let Some(ready) = self.peers.at(at).ready() else {
+            return Vec::new();
+        };
+        let mut asked: Vec<u32> = self
+            .requests
+            .slots
+            .iter(&ready.query.asking, Link::Peer)
+            .collect();
+        asked.sort_by_key(|&request| self.requests.slots.at(request).seq);
+        asked
+    }
+}
+
+impl Query {
+    /// When the next query is due, if none is in flight.
+    pub(super) fn due(&self, slots: &Slots) -> Option<Tick> {
+        if self.in_flight.is_some() {
+            return None;
+        }
+        let heads = self.waiting().filter_map(|(_, list)| list.first());
+        heads
+            .map(|at| slots.at(at).next_ask)
+            .min()
+            .map(|due| due.max(self.not_before))
+    }
+
+    /// The request whose turn it is.
+    fn next(&self, slots: &Slots, now: Tick) -> Option<u32> {
+        let heads = self.waiting().filter_map(|(_, list)| list.first());
+        let turn = |&at: &u32| (slots.at(at).next_ask, slots.at(at).seq);
+        heads
+            .min_by_key(turn)
+            .filter(|&at| slots.at(at).next_ask <= now)
+    }
+}
+
+/// How long after it was asked for the n-th time a room is asked for again: 20 ms doubling to 1 s.
+fn wait_after(asked: u32) -> Duration {
+    QUERY_GAP
+        .saturating_mul(1 << asked.saturating_sub(1).min(6))
+        .min(LONGEST_WAIT)
+}
+
+fn query(rooms: &[(u64, Room)]) -> HttpRequest {
+    let mut text = String::with_capacity(24 + 21 * rooms.len());
+    text.push_str("{\"bootstrap_rooms\":[");
+    for (place, (_, room)) in rooms.iter().enumerate() {
+        let comma = if place == 0 { "" } else { "," };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{comma}{room}");
+    }
+    text.push_str("]}");
+    HttpRequest {
+        kind: CommandKind::DpRanks,
+        path: "/query_dp_ranks".to_string(),
+        body: Some(text.into_bytes()),
+        max_body: 1024 + 64 * rooms.len(),
+    }
+}
+
+/// Most rooms of one query.
+const QUERY_ROOMS: usize = 4096;
+/// Two queries to one peer start at least this far apart.
+const QUERY_GAP: Duration = Duration::from_millis(20);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// The caller's own mistake, in contrast to what a peer says.
+const PRESET_STATUS: u16 = 400;

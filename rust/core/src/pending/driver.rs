@@ -1,0 +1,284 @@
+//! The network's side: facts come in, commands go out, timers fire.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::peer::PeerState;
+use super::route::CommandKind;
+use super::{Command, Machine, Purpose};
+use crate::answer::{Answer, TransportError};
+use crate::ids::{RouteId, Ticket};
+use crate::retry::seconds;
+use crate::time::Tick;
+
+/// How much is held, and how much was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Requests that wait for a topology.
+    pub need_info: usize,
+    /// Requests that wait for their dp rank.
+    pub need_dp_rank: usize,
+    /// Requests that wait for endpoints.
+    pub need_endpoints: usize,
+    /// Requests whose end waits for a poll.
+    pub decided: usize,
+    /// Addresses: unknown, fetching, waiting, ready, marked.
+    pub peers: [usize; 5],
+    /// Rooms that are held.
+    pub rooms: usize,
+    /// Rooms that were told failed before their request came.
+    pub tombstones: usize,
+    /// HTTP requests in flight or on their way to the transport.
+    pub in_flight: usize,
+    /// HTTP requests handed out, by [`CommandKind::HTTP`].
+    pub http: [u64; 4],
+    /// Addresses given up to make room for others.
+    pub evictions: u64,
+}
+
+impl Machine {
+    /// The next thing for the transport to do. Ask again until it is None, after everything that changes state.
+    #[must_use]
+    pub fn poll_command(&mut self) -> Option<Command> {
+        while let Some(command) = self.commands.pop_front() {
+            if command.kind == CommandKind::Cancel {
+                return Some(command);
+            }
+            // One that was cancelled before it was taken has no flight any more.
+            let Some(flight) = self.flights.get_mut(&command.ticket) else {
+                continue;
+            };
+            flight.taken = true;
+            let place = CommandKind::HTTP
+                .iter()
+                .position(|&kind| kind == command.kind);
+            if let Some(count) = place.and_then(|place| self.http.get_mut(place)) {
+                *count += 1;
+            }
+            return Some(command);
+        }
+        self.rung = false;
+        None
+    }
+
+    /// Whether the driver has something to do that it does not know of; true once for each occasion.
+    #[must_use]
+    pub fn take_bell(&mut self) -> bool {
+        let due = self.next_due();
+        let earlier = due.is_some_and(|due| self.announced.is_none_or(|announced| due < announced));
+        if self.rung || (self.commands.is_empty() && !earlier) {
+            return false;
+        }
+        self.rung = true;
+        true
+    }
+
+    /// When to call [`Machine::on_timer`], at the latest; None is never. Ask again after everything else.
+    #[must_use]
+    pub fn poll_timer(&mut self) -> Option<Tick> {
+        self.announced = self.next_due();
+        self.rung = !self.commands.is_empty();
+        self.announced
+    }
+
+    /// Fire what is due; harmless when nothing is.
+    pub fn on_timer(&mut self, now: Tick) {
+        self.advance_to(now);
+        self.end_overdue();
+        let mut due = Vec::new();
+        while let Some(at) = self.peers.pop_due(self.now) {
+            due.push(at);
+        }
+        for at in due {
+            self.look_at_peer(at);
+            self.rearm(at);
+        }
+    }
+
+    /// An HTTP request was answered: its whole body, and the instance header if there was one. A ticket that is
+    /// not awaited any more is ignored.
+    pub fn on_response(
+        &mut self,
+        now: Tick,
+        ticket: Ticket,
+        status: u16,
+        body: &[u8],
+        instance: Option<&str>,
+    ) {
+        self.advance_to(now);
+        let Some(flight) = self.land(ticket) else {
+            return;
+        };
+        let at = flight.peer;
+        let instance = instance.filter(|text| text.len() <= MAX_INSTANCE);
+        match flight.purpose {
+            Purpose::Attempt | Purpose::Probe => {
+                let answer = self.topology_answer(at, status, body);
+                self.on_attempt(at, flight, answer, instance);
+            }
+            Purpose::Read => {
+                let answer = self.topology_answer(at, status, body);
+                self.on_read(at, ticket, flight, answer, instance);
+            }
+            Purpose::Query | Purpose::Lookup { .. } if self.is_other_instance(at, instance) => {
+                self.start_over(at, instance);
+            }
+            Purpose::Query => self.on_dp_ranks(at, flight, status, body),
+            Purpose::Lookup { dp_rank, contact } => {
+                self.on_endpoint(at, flight, (dp_rank, contact), status, body);
+            }
+        }
+        self.pump(at);
+        self.rearm(at);
+    }
+
+    /// An HTTP request got no whole answer. A ticket that is not awaited any more is ignored.
+    pub fn on_error(&mut self, now: Tick, ticket: Ticket, error: TransportError, message: &str) {
+        self.advance_to(now);
+        let Some(flight) = self.land(ticket) else {
+            return;
+        };
+        let at = flight.peer;
+        let text: String = message.chars().take(MAX_MESSAGE).collect();
+        match flight.purpose {
+            Purpose::Attempt | Purpose::Probe => {
+                self.on_attempt(at, flight, Answer::of_error(error, text), None);
+            }
+            Purpose::Read => self.on_read(at, ticket, flight, Answer::of_error(error, text), None),
+            Purpose::Query => self.query_failed(at, flight, text),
+            Purpose::Lookup { dp_rank, contact } => {
+                self.lookup_failed(at, flight, (dp_rank, contact), text)
+            }
+        }
+        self.pump(at);
+        self.rearm(at);
+    }
+
+    /// Routes that no later `add` or `poll` gives out, so that what was made of them can go.
+    #[must_use]
+    pub fn poll_retired(&mut self) -> Vec<RouteId> {
+        core::mem::take(&mut self.retired)
+    }
+
+    /// Counts of everything.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let requests = &self.requests;
+        let (decided, asking, endpoints) = (
+            requests.decided.len(),
+            requests.need_dp_rank.len(),
+            requests.need_endpoints.len(),
+        );
+        let mut peers = [0; 5];
+        for (_, peer) in self.peers.iter() {
+            let [unknown, fetching, waiting, ready, marked] = &mut peers;
+            *match peer.state {
+                PeerState::Unknown => unknown,
+                PeerState::Fetching => fetching,
+                PeerState::Waiting { .. } => waiting,
+                PeerState::Ready(_) => ready,
+                PeerState::Marked { .. } => marked,
+            } += 1;
+        }
+        let count = crate::ids::index;
+        Stats {
+            need_info: count(requests.ages.len() - asking - endpoints),
+            need_dp_rank: count(asking),
+            need_endpoints: count(endpoints),
+            decided: count(decided),
+            peers,
+            rooms: requests.rooms.len(),
+            tombstones: self.tombstones.len(),
+            in_flight: self.flights.len(),
+            http: self.http,
+            evictions: self.evictions,
+        }
+    }
+
+    /// Start whatever a ready peer is due for.
+    pub(super) fn pump(&mut self, at: u32) {
+        if self
+            .peers
+            .get(at)
+            .is_some_and(|peer| peer.ready().is_some())
+        {
+            self.pump_query(at);
+            self.pump_lookups(at);
+            self.pump_reads(at);
+        }
+    }
+
+    /// See to it that the peer is woken when something of it is due.
+    pub(super) fn rearm(&mut self, at: u32) {
+        self.peers
+            .rearm(at, &self.requests.slots, seconds(self.options.peer_ttl_s));
+    }
+
+    fn look_at_peer(&mut self, at: u32) {
+        let now = self.now;
+        let Some(peer) = self.peers.get(at) else {
+            return;
+        };
+        match peer.state {
+            PeerState::Waiting {
+                until,
+                for_poll: false,
+            } if until <= now => self.leave_waiting(at),
+            PeerState::Marked { until, .. } if until <= now && peer.fetch.is_none() => {
+                self.fetch(at, Purpose::Probe, now);
+            }
+            PeerState::Ready(_) => self.retry_lookups(at),
+            PeerState::Unknown
+            | PeerState::Fetching
+            | PeerState::Waiting { .. }
+            | PeerState::Marked { .. } => {}
+        }
+        let peer = self.peers.at(at);
+        if peer.pending == 0 && peer.last_add.after(seconds(self.options.peer_ttl_s)) <= now {
+            self.forget(at);
+        } else {
+            self.pump(at);
+        }
+    }
+
+    fn topology_answer(&self, at: u32, status: u16, body: &[u8]) -> Answer {
+        Answer::of_response(
+            status,
+            body,
+            self.peers.at(at).dialect,
+            self.options.not_found_is_transient,
+        )
+    }
+
+    /// The flight of a ticket, taken off wherever it was noted.
+    fn land(&mut self, ticket: Ticket) -> Option<super::Flight> {
+        let flight = self.flights.remove(&ticket)?;
+        let peer = self.peers.at_mut(flight.peer);
+        match flight.purpose {
+            Purpose::Attempt | Purpose::Probe => peer.fetch = None,
+            Purpose::Read => {
+                if let Some(ready) = peer.ready_mut() {
+                    ready.read.in_flight = None;
+                }
+            }
+            Purpose::Query => {
+                if let Some(ready) = peer.ready_mut() {
+                    ready.query.in_flight = None;
+                }
+            }
+            Purpose::Lookup { dp_rank, .. } => self.land_lookup(flight.peer, ticket, dp_rank),
+        }
+        Some(flight)
+    }
+
+    fn next_due(&mut self) -> Option<Tick> {
+        [self.next_deadline(), self.peers.next_wake()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
+
+const MAX_MESSAGE: usize = 512;
+/// Longer instance ids are taken for none.
+const MAX_INSTANCE: usize = 256;

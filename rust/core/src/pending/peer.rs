@@ -1,0 +1,334 @@
+//! One bootstrap address: its states and what is kept in each.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use hashbrown::HashMap;
+
+use super::route::{Endpoint, Route};
+use super::slots::{Ask, List};
+use crate::answer::Dialect;
+use crate::failure::{Failure, FailureKind};
+use crate::ids::Ticket;
+use crate::rank_mapping::{Contact, RankMapping};
+use crate::time::Tick;
+use crate::topology::PrefillInfo;
+
+/// The states of an address.
+///
+/// ```text
+///                 add                 failed              due, or polled (per_cycle)
+///   Unknown ─────────────► Fetching ──────────► Waiting ─────────────► Fetching
+///      ▲                      │  │                 │  nobody waits: Unknown
+///      │ restarted, told      │  │ permanent,      │  budget spent and nobody waits
+///      │                      │  │ incompatible    ▼
+///      │             answered │  └────────────► Marked ── due: probe ──► Marked, Ready
+///      │                      ▼                    ▲
+///      └───────────────────  Ready ── lost ────────┘
+///                            │   ▲ restarted, and the new topology is here
+///                            └───┘
+/// ```
+///
+/// Every state is left in time: Fetching by the transport's total timeout, Waiting and Marked at `until`, Unknown
+/// and Ready when no request came for `peer_ttl_s` (the address is forgotten), which ends the probes too.
+#[derive(Debug)]
+pub(super) enum PeerState {
+    /// Nothing is known and nobody asks.
+    Unknown,
+    /// An attempt is in flight.
+    Fetching,
+    /// Between two attempts.
+    Waiting { until: Tick, for_poll: bool },
+    /// Its topology is cached.
+    Ready(Box<Ready>),
+    /// Refused or down: newcomers fail with this at once; a probe goes out at `until`.
+    Marked { failure: Arc<Failure>, until: Tick },
+}
+
+/// What is kept per address in every state.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub addr: Arc<str>,
+    pub state: PeerState,
+    pub last_add: Tick,
+    pub dialect: Dialect,
+    pub budget: Budget,
+    /// The attempt or probe in flight.
+    pub fetch: Option<Ticket>,
+    pub instance: Option<Arc<str>>,
+    pub epoch: u64,
+    /// Whether `PeerLost` was told and `PeerBack` was not yet.
+    pub lost: bool,
+    /// Requests that wait for the topology.
+    pub need_info: List,
+    /// Undecided requests in all stages.
+    pub pending: u32,
+    /// The instant at which the timer heap will wake this peer.
+    pub wake: Option<Tick>,
+}
+
+/// How often an address was tried since it last answered.
+#[derive(Debug, Default)]
+pub(super) struct Budget {
+    /// Attempts that failed.
+    pub failed: u32,
+    pub last_error: Option<(FailureKind, String)>,
+    /// Since when the budget is spent, and what newcomers are told.
+    pub spent: Option<(Tick, Arc<Failure>)>,
+    /// The budget ran out while the scheduler stood still: the next poll decides.
+    pub deferred: bool,
+}
+
+/// What is kept of a ready peer: all of one epoch, dropped as one.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub info: Arc<PrefillInfo>,
+    pub mapping: Arc<RankMapping>,
+    /// The ranks to contact, in contact order.
+    pub contacts: Vec<Contact>,
+    pub query: Query,
+    pub read: Read,
+    pub groups: HashMap<u32, Group>,
+    /// (creation number, dp rank) of the groups with look-ups to start.
+    pub looking: BTreeSet<(u64, u32)>,
+    /// (due, dp rank) of the groups that wait after a failed look-up.
+    pub waiting: BTreeSet<(Tick, u32)>,
+    /// dp ranks of the groups that need a read of the topology.
+    pub reading: BTreeSet<u32>,
+    pub lookups_in_flight: u32,
+    pub groups_created: u64,
+}
+
+/// The dp-rank queries of a peer.
+///
+/// A room is asked for at once, and while the peer does not know it 20, 40, ... ms and at most 1 s after it was
+/// asked for last; one query is in flight at a time, and two start at least 20 ms apart.
+#[derive(Debug)]
+pub(super) struct Query {
+    pub in_flight: Option<Ticket>,
+    pub not_before: Tick,
+    pub error: String,
+    /// Rooms by how often they were unknown, each list in order of when it is their turn.
+    pub turns: [List; TURNS],
+    pub failed: List,
+    pub asking: List,
+}
+
+/// Reads of a ready peer's topology: heartbeats, and confirmations after look-ups.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub in_flight: Option<Ticket>,
+    pub not_before: Tick,
+    pub next_heartbeat: Tick,
+    pub missed: u32,
+    pub missed_since: Tick,
+}
+
+/// The endpoints of one dp rank in one epoch.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub created: u64,
+    pub state: GroupState,
+    pub found: Vec<Option<Endpoint>>,
+    /// Contacts to look up, the next one last.
+    pub wanted: Vec<u32>,
+    pub in_flight: Vec<Ticket>,
+    /// A rank was not found once; the next time it is missing.
+    pub not_found: bool,
+    pub last_error: String,
+    /// Requests that wait for this dp rank.
+    pub waiters: List,
+}
+
+/// ```text
+///   Looking ── all found ──► Reading ── unchanged ──► Ready
+///    ▲   │ failed               ▲  │ unchanged, but ranks are wanted: Looking
+///    │   ▼                      │
+///   Waiting(until)   a rank is not found: Reading, the second time Waiting
+/// ```
+#[derive(Debug)]
+pub(super) enum GroupState {
+    /// Look-ups are wanted or in flight.
+    Looking,
+    /// A look-up failed; go on at `until`.
+    Waiting { until: Tick },
+    /// The topology has to be read by a read whose ticket is at least `from`.
+    Reading { from: Ticket },
+    /// Everything is here.
+    Ready(Arc<Route>),
+}
+
+/// Lists by how often a room was unknown: never, once (20 ms), ... seven times or more (1 s).
+pub(super) const TURNS: usize = 8;
+
+impl Peer {
+    pub fn new(addr: Arc<str>, now: Tick) -> Self {
+        Self {
+            addr,
+            state: PeerState::Unknown,
+            last_add: now,
+            dialect: Dialect::E3,
+            budget: Budget::default(),
+            fetch: None,
+            instance: None,
+            epoch: 0,
+            lost: false,
+            need_info: List::EMPTY,
+            pending: 0,
+            wake: None,
+        }
+    }
+
+    pub fn ready(&self) -> Option<&Ready> {
+        match &self.state {
+            PeerState::Ready(ready) => Some(ready),
+            PeerState::Unknown
+            | PeerState::Fetching
+            | PeerState::Waiting { .. }
+            | PeerState::Marked { .. } => None,
+        }
+    }
+
+    pub fn ready_mut(&mut self) -> Option<&mut Ready> {
+        match &mut self.state {
+            PeerState::Ready(ready) => Some(ready),
+            PeerState::Unknown
+            | PeerState::Fetching
+            | PeerState::Waiting { .. }
+            | PeerState::Marked { .. } => None,
+        }
+    }
+
+    /// What a request is told that comes now, if it has to fail at once.
+    pub fn refusal(&self) -> Option<&Arc<Failure>> {
+        match &self.state {
+            PeerState::Marked { failure, .. } => Some(failure),
+            PeerState::Unknown
+            | PeerState::Fetching
+            | PeerState::Waiting { .. }
+            | PeerState::Ready(_) => self.budget.spent.as_ref().map(|(_, failure)| failure),
+        }
+    }
+}
+
+impl Ready {
+    pub fn new(
+        info: PrefillInfo,
+        mapping: RankMapping,
+        contacts: Vec<Contact>,
+        next_heartbeat: Tick,
+    ) -> Self {
+        Self {
+            info: Arc::new(info),
+            mapping: Arc::new(mapping),
+            contacts,
+            query: Query::new(),
+            read: Read {
+                in_flight: None,
+                not_before: Tick::ZERO,
+                next_heartbeat,
+                missed: 0,
+                missed_since: Tick::ZERO,
+            },
+            groups: HashMap::new(),
+            looking: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            reading: BTreeSet::new(),
+            lookups_in_flight: 0,
+            groups_created: 0,
+        }
+    }
+
+    /// Move a group to a state, keeping the indexes of groups by state true.
+    pub fn set_group(&mut self, dp_rank: u32, state: GroupState) {
+        let Some(group) = self.groups.get_mut(&dp_rank) else {
+            return;
+        };
+        match &group.state {
+            GroupState::Looking => self.looking.remove(&(group.created, dp_rank)),
+            GroupState::Waiting { until } => self.waiting.remove(&(*until, dp_rank)),
+            GroupState::Reading { .. } => self.reading.remove(&dp_rank),
+            GroupState::Ready(_) => false,
+        };
+        match &state {
+            GroupState::Looking => self.looking.insert((group.created, dp_rank)),
+            GroupState::Waiting { until } => self.waiting.insert((*until, dp_rank)),
+            GroupState::Reading { .. } => self.reading.insert(dp_rank),
+            GroupState::Ready(_) => false,
+        };
+        group.state = state;
+    }
+
+    /// A new group with everything to look up; replaces nothing.
+    pub fn create_group(&mut self, dp_rank: u32) {
+        self.groups_created += 1;
+        let count = crate::ids::number(self.contacts.len());
+        let group = Group {
+            created: self.groups_created,
+            state: GroupState::Looking,
+            found: (0..count).map(|_| None).collect(),
+            wanted: (0..count).rev().collect(),
+            in_flight: Vec::new(),
+            not_found: false,
+            last_error: String::new(),
+            waiters: List::EMPTY,
+        };
+        self.looking.insert((group.created, dp_rank));
+        self.groups.insert(dp_rank, group);
+    }
+
+    /// Take a group out of the maps; its waiters and requests in flight are the caller's to end.
+    pub fn remove_group(&mut self, dp_rank: u32) -> Option<Group> {
+        let group = self.groups.remove(&dp_rank)?;
+        self.looking.remove(&(group.created, dp_rank));
+        if let GroupState::Waiting { until } = group.state {
+            self.waiting.remove(&(until, dp_rank));
+        }
+        self.reading.remove(&dp_rank);
+        Some(group)
+    }
+}
+
+impl Query {
+    fn new() -> Self {
+        Self {
+            in_flight: None,
+            not_before: Tick::ZERO,
+            error: String::new(),
+            turns: [List::EMPTY; TURNS],
+            failed: List::EMPTY,
+            asking: List::EMPTY,
+        }
+    }
+
+    pub fn list_mut(&mut self, ask: Ask) -> &mut List {
+        match ask {
+            Ask::Turn(turn) => {
+                let Some(list) = self.turns.get_mut(usize::from(turn)) else {
+                    unreachable!("turns are made by `Query::turn_after`")
+                };
+                list
+            }
+            Ask::Failed => &mut self.failed,
+            Ask::InFlight => &mut self.asking,
+        }
+    }
+
+    /// The list for a room that was asked for `asked` times and is unknown.
+    pub fn turn_after(asked: u32) -> Ask {
+        Ask::Turn(u8::try_from(asked).map_or(LAST_TURN, |asked| asked.min(LAST_TURN)))
+    }
+
+    /// The lists that wait for their turn.
+    pub fn waiting(&self) -> impl Iterator<Item = (Ask, &List)> {
+        (0..=LAST_TURN)
+            .map(Ask::Turn)
+            .zip(&self.turns)
+            .chain([(Ask::Failed, &self.failed)])
+    }
+}
+
+const LAST_TURN: u8 = 7;

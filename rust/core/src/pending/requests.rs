@@ -1,0 +1,186 @@
+//! The requests and the lists that hold them, whatever peer they belong to.
+
+use alloc::vec::Vec;
+
+use hashbrown::HashMap;
+
+use super::peer::{Peer, PeerState};
+use super::slots::{Ask, Link, List, Outcome, Slots, Stage};
+use crate::ids::{RequestId, Room};
+use crate::time::Tick;
+
+/// Who has a room.
+#[derive(Clone, Debug)]
+pub(super) enum RoomOwner {
+    /// A request that is held; its slot.
+    Pending(u32),
+    /// A routed request that was not released, at this address.
+    Routed(alloc::sync::Arc<str>),
+}
+
+/// All requests, with the lists over all peers.
+#[derive(Debug)]
+pub(super) struct Requests {
+    pub slots: Slots,
+    pub rooms: HashMap<Room, RoomOwner>,
+    /// Undecided ones in order of arrival.
+    pub ages: List,
+    /// Those in `NeedDpRank` in order of entry.
+    pub need_dp_rank: List,
+    /// Those in `NeedEndpoints` in order of entry.
+    pub need_endpoints: List,
+    /// Those whose end waits for a poll, in order of decision.
+    pub decided: List,
+    last_seq: u64,
+}
+
+impl Requests {
+    pub fn new() -> Self {
+        Self {
+            slots: Slots::default(),
+            rooms: HashMap::new(),
+            ages: List::EMPTY,
+            need_dp_rank: List::EMPTY,
+            need_endpoints: List::EMPTY,
+            decided: List::EMPTY,
+            last_seq: 0,
+        }
+    }
+
+    /// A request that is in no list yet.
+    pub fn insert(&mut self, room: Room, preset: Option<u32>, added: Tick) -> RequestId {
+        self.last_seq += 1;
+        self.slots.insert(room, self.last_seq, added, preset)
+    }
+
+    /// The request of `room` takes it and joins its peer, waiting for the topology.
+    pub fn join(&mut self, peer: &mut Peer, peer_index: u32, at: u32) {
+        let slot = self.slots.at_mut(at);
+        slot.peer = peer_index;
+        slot.owns_room = true;
+        self.rooms.insert(slot.room, RoomOwner::Pending(at));
+        self.slots.push_back(&mut self.ages, Link::Age, at);
+        self.slots.push_back(&mut peer.need_info, Link::Peer, at);
+        peer.pending += 1;
+    }
+
+    /// Move an undecided request of `peer` to another undecided stage.
+    pub fn enter(&mut self, peer: &mut Peer, at: u32, stage: Stage) {
+        self.leave(peer, at);
+        match &stage {
+            Stage::NeedInfo => {}
+            Stage::NeedDpRank(_) => self
+                .slots
+                .push_back(&mut self.need_dp_rank, Link::Stage, at),
+            Stage::NeedEndpoints(_) => {
+                self.slots
+                    .push_back(&mut self.need_endpoints, Link::Stage, at)
+            }
+            Stage::Free | Stage::Decided(_) => unreachable!("`decide` and `release` do that"),
+        }
+        self.slots
+            .push_back(peer_list(peer, &stage), Link::Peer, at);
+        self.slots.at_mut(at).stage = stage;
+    }
+
+    /// Move a request in `NeedDpRank` to another turn; its deadline stays.
+    pub fn take_turn(&mut self, peer: &mut Peer, at: u32, ask: Ask, next_ask: Tick) {
+        let old = self.slots.at(at).stage.clone();
+        self.slots.unlink(peer_list(peer, &old), Link::Peer, at);
+        let stage = Stage::NeedDpRank(ask);
+        self.slots
+            .push_back(peer_list(peer, &stage), Link::Peer, at);
+        let slot = self.slots.at_mut(at);
+        slot.stage = stage;
+        slot.next_ask = next_ask;
+    }
+
+    /// End an undecided request of `peer`; the next poll tells.
+    pub fn decide(&mut self, peer: &mut Peer, at: u32, outcome: Outcome) {
+        self.leave(peer, at);
+        self.slots.unlink(&mut self.ages, Link::Age, at);
+        peer.pending -= 1;
+        self.decide_unlinked(at, outcome);
+    }
+
+    /// End a request that is in no list.
+    pub fn decide_unlinked(&mut self, at: u32, outcome: Outcome) {
+        self.slots.at_mut(at).stage = Stage::Decided(outcome);
+        self.slots.push_back(&mut self.decided, Link::Stage, at);
+    }
+
+    /// Take an undecided request out of everything, without an end.
+    pub fn withdraw(&mut self, peer: &mut Peer, at: u32) {
+        self.leave(peer, at);
+        self.slots.unlink(&mut self.ages, Link::Age, at);
+        peer.pending -= 1;
+        self.release(at);
+    }
+
+    /// Take a decided request out of its list: it was told, or is discarded.
+    pub fn take_decided(&mut self, at: u32) -> Stage {
+        self.slots.unlink(&mut self.decided, Link::Stage, at);
+        self.release(at)
+    }
+
+    /// The undecided requests of a peer in order of arrival.
+    pub fn of_peer(&self, peer: &Peer) -> Vec<u32> {
+        let mut all: Vec<u32> = self.slots.iter(&peer.need_info, Link::Peer).collect();
+        if let Some(ready) = peer.ready() {
+            let turns = ready.query.waiting().map(|(_, list)| list);
+            for list in turns
+                .chain([&ready.query.asking])
+                .chain(ready.groups.values().map(|g| &g.waiters))
+            {
+                all.extend(self.slots.iter(list, Link::Peer));
+            }
+            all.sort_unstable_by_key(|&at| self.slots.at(at).seq);
+        }
+        all
+    }
+
+    fn release(&mut self, at: u32) -> Stage {
+        let slot = self.slots.at(at);
+        if slot.owns_room {
+            self.rooms.remove(&slot.room);
+            if self.rooms.is_empty() {
+                self.rooms = HashMap::new();
+            }
+        }
+        self.slots.release(at)
+    }
+
+    fn leave(&mut self, peer: &mut Peer, at: u32) {
+        let stage = self.slots.at(at).stage.clone();
+        match stage {
+            Stage::NeedDpRank(_) => self.slots.unlink(&mut self.need_dp_rank, Link::Stage, at),
+            Stage::NeedEndpoints(_) => self.slots.unlink(&mut self.need_endpoints, Link::Stage, at),
+            Stage::NeedInfo | Stage::Free | Stage::Decided(_) => {}
+        }
+        self.slots.unlink(peer_list(peer, &stage), Link::Peer, at);
+    }
+}
+
+/// The list of `peer` that holds its requests in `stage`.
+fn peer_list<'a>(peer: &'a mut Peer, stage: &Stage) -> &'a mut List {
+    match (stage, &mut peer.state) {
+        (Stage::NeedInfo, _) => &mut peer.need_info,
+        (Stage::NeedDpRank(ask), PeerState::Ready(ready)) => ready.query.list_mut(*ask),
+        (Stage::NeedEndpoints(dp_rank), PeerState::Ready(ready)) => {
+            match ready.groups.get_mut(dp_rank) {
+                Some(group) => &mut group.waiters,
+                None => unreachable!("a group is not removed while requests wait for it"),
+            }
+        }
+        (
+            Stage::NeedDpRank(_) | Stage::NeedEndpoints(_) | Stage::Free | Stage::Decided(_),
+            PeerState::Unknown
+            | PeerState::Fetching
+            | PeerState::Waiting { .. }
+            | PeerState::Marked { .. }
+            | PeerState::Ready(_),
+        ) => unreachable!(
+            "only undecided requests are in a peer's lists, and late stages only of ready peers"
+        ),
+    }
+}
