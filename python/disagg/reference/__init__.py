@@ -1,0 +1,1 @@
+"""The specification in plain Python: slow, obvious, and what the property tests compare the core with."""
