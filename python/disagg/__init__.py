@@ -1,0 +1,61 @@
+"""Control plane for prefill/decode-disaggregated LLM serving: places requests without blocking the scheduler."""
+
+from disagg._core import (
+    FAILURE_KINDS,
+    BootstrapServer,
+    Contact,
+    DecodeRank,
+    PrefillInfo,
+    RankMapping,
+    RetryPolicy,
+    __version__,
+    compatibility,
+    kv_head_range,
+    map_ranks,
+)
+from disagg.errors import (
+    ConfigError,
+    DisaggError,
+    DpRankTimeout,
+    IncompatiblePeer,
+    NotAllowed,
+    PeerUnreachable,
+    ProtocolError,
+    Reason,
+    ReasonKind,
+    Severity,
+)
+from disagg.resolver import Health, Resolver, ResolverOptions
+from disagg.values import Endpoint, Event, Failure, Route, Step
+
+__all__ = [
+    "FAILURE_KINDS",
+    "BootstrapServer",
+    "ConfigError",
+    "Contact",
+    "DecodeRank",
+    "DisaggError",
+    "DpRankTimeout",
+    "Endpoint",
+    "Event",
+    "Failure",
+    "Health",
+    "IncompatiblePeer",
+    "NotAllowed",
+    "PeerUnreachable",
+    "PrefillInfo",
+    "ProtocolError",
+    "RankMapping",
+    "Reason",
+    "ReasonKind",
+    "Resolver",
+    "ResolverOptions",
+    "RetryPolicy",
+    "Route",
+    "Severity",
+    "Step",
+    "__version__",
+    "compatibility",
+    "kv_head_range",
+    "map_ranks",
+]

@@ -1,0 +1,191 @@
+"""`Resolver`: the core's machine together with the network that drives it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+
+from disagg import _core
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from disagg.transport import Transport
+    from disagg.values import Step
+
+__all__ = ["Health", "Resolver", "ResolverOptions"]
+
+CONNECT_TIMEOUT_S = 1.0
+TOTAL_TIMEOUT_S = 2.0
+HEARTBEAT_TIMEOUT_S = 3.0
+MAX_IN_FLIGHT = 1024
+
+
+class _CoreOptions(TypedDict, total=False):
+    default_port: int | None
+    dp_rank_timeout_s: float
+    endpoint_timeout_s: float
+    request_timeout_s: float
+    heartbeat_interval_s: float
+    heartbeat_failures: int
+    heartbeat_min_down_s: float
+    peer_ttl_s: float
+    max_addresses: int
+    max_endpoint_lookups_per_peer: int
+    force_query: bool
+    track_rooms: bool
+    not_found_is_transient: bool
+    seed: int
+
+
+class ResolverOptions(_CoreOptions, total=False):
+    """Options of `Resolver`, all of them optional.
+
+    default_port: port of addresses that state none (8998); None makes such addresses a `ValueError`.
+    connect_timeout_s: name look-up and connection of one HTTP request (1).
+    total_timeout_s: one HTTP request from its start to the last byte of the answer (2).
+    dp_rank_timeout_s: how long a request may wait for its dp rank (30).
+    endpoint_timeout_s: how long a request may wait for endpoints (10).
+    request_timeout_s: how long a request may wait in all (120).
+    heartbeat_interval_s, heartbeat_timeout_s: how often a ready peer is looked at (5), and how long one look
+        may take (3).
+    heartbeat_failures, heartbeat_min_down_s: looks in a row that must fail (2), and seconds that they must span
+        (10), before the peer is lost.
+    peer_ttl_s: an address without requests for that long is forgotten (900).
+    max_addresses: distinct addresses known at a time (4096).
+    max_in_flight: HTTP requests in flight in all (1024).
+    max_endpoint_lookups_per_peer: endpoint look-ups in flight at one peer (8).
+    force_query: ask for the dp rank even where `room % dp_size` would do (False).
+    track_rooms: refuse the rooms of routed requests too until `release(room)` (False).
+    not_found_is_transient: 404 to the topology query means "not ready" (False).
+    seed: of the jitter; the same on all ranks of an engine makes them alike (0).
+    """
+
+    connect_timeout_s: float
+    total_timeout_s: float
+    heartbeat_timeout_s: float
+    max_in_flight: int
+
+
+class Health:
+    """Whether the network side works: true or false, with the reason."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str | None) -> None:
+        self.reason = reason
+
+    def __bool__(self) -> bool:
+        return self.reason is None
+
+    def __repr__(self) -> str:
+        return "Health(ok)" if self.reason is None else f"Health({self.reason!r})"
+
+
+class Resolver(_core.Resolver):
+    """Places requests with prefill engines without ever waiting.
+
+    `add` looks up, `poll` takes what was decided in the background; both, and `discard`, may be called from any
+    thread and never wait for the network. Close it, or use it as a context manager.
+
+    Raises ValueError for options out of range.
+    """
+
+    def __new__(
+        cls,
+        decode: _core.DecodeRank,
+        retry: _core.RetryPolicy | None = None,
+        **options: Unpack[ResolverOptions],
+    ) -> Self:
+        core: dict[str, Any] = {k: v for k, v in options.items() if k in _CoreOptions.__annotations__}
+        unknown = options.keys() - ResolverOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"Resolver() has no option {', '.join(sorted(unknown))}")
+        return super().__new__(cls, decode, retry, **core)
+
+    def __init__(
+        self,
+        decode: _core.DecodeRank,
+        retry: _core.RetryPolicy | None = None,
+        **options: Unpack[ResolverOptions],
+    ) -> None:
+        self._pid = os.getpid()
+        self._closed = False
+        self._transport = self._start_transport(options)
+        _alive.add(self)
+
+    def _start_transport(self, options: ResolverOptions) -> Transport:
+        from disagg.transport import Transport, TransportOptions  # noqa: PLC0415  (keeps `import disagg` light)
+
+        limits = TransportOptions(
+            connect_timeout_s=_seconds("connect_timeout_s", options.get("connect_timeout_s", CONNECT_TIMEOUT_S)),
+            total_timeout_s=_seconds("total_timeout_s", options.get("total_timeout_s", TOTAL_TIMEOUT_S)),
+            heartbeat_timeout_s=_seconds(
+                "heartbeat_timeout_s", options.get("heartbeat_timeout_s", HEARTBEAT_TIMEOUT_S)
+            ),
+            max_in_flight=_at_least_one("max_in_flight", options.get("max_in_flight", MAX_IN_FLIGHT)),
+        )
+        transport = Transport(self, limits)
+        transport.start()
+        return transport
+
+    def close(self, timeout_s: float = 2.0) -> Step:
+        """Fail what is pending as `closed`, stop the network thread and return the last Step.
+
+        Idempotent; every later `add` ends as `closed`. Waits at most `timeout_s` seconds for the thread.
+        """
+        if self._pid == os.getpid() and not self._closed:
+            self._closed = True
+            self.fail_all("the resolver was closed", closed=True)
+            self._transport.stop(timeout_s)
+        return self.poll(_ALL)
+
+    def health(self) -> Health:
+        """Return whether the network side works; false with the reason when its thread died or it is closed."""
+        if self._closed:
+            return Health("the resolver was closed")
+        if self._pid != os.getpid():
+            return Health("the resolver was made before a fork")
+        return Health(None if self._transport.is_alive() else self._transport.death_reason() or "not started")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pid == os.getpid():
+            self.close()
+
+
+def _seconds(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.001 <= value <= 1e6:
+        raise ValueError(f"{name} {value!r} must be a number of seconds from 0.001 to 1000000")
+    return float(value)
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} {value!r} must be a whole number of at least 1")
+    return value
+
+
+_ALL = 2**31
+_alive: weakref.WeakSet[Resolver] = weakref.WeakSet()
+
+
+def _in_forked_child() -> None:
+    for resolver in list(_alive):
+        resolver.mark_forked()
+    _alive.clear()
+
+
+def _at_exit() -> None:
+    for resolver in list(_alive):
+        resolver.close()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
+atexit.register(_at_exit)

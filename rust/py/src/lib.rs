@@ -1,0 +1,43 @@
+//! Python binding of disagg: conversion only.
+
+use pyo3::prelude::*;
+
+mod arguments;
+mod bell;
+mod errors;
+mod json;
+mod rank_mapping;
+mod resolver;
+mod retry;
+mod server;
+mod steps;
+mod topology;
+
+#[pymodule]
+mod _core {
+    use disagg_core::failure::FailureKind;
+    use pyo3::prelude::*;
+    use pyo3::types::PyDict;
+
+    #[pymodule_export]
+    use super::rank_mapping::{Contact, RankMapping, compatibility, kv_head_range, map_ranks};
+    #[pymodule_export]
+    use super::resolver::Resolver;
+    #[pymodule_export]
+    use super::retry::RetryPolicy;
+    #[pymodule_export]
+    use super::server::PyBootstrapServer;
+    #[pymodule_export]
+    use super::topology::{DecodeRank, PrefillInfo};
+
+    /// The failure kinds with their HTTP statuses, and the version.
+    #[pymodule_init]
+    fn constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let kinds = PyDict::new(module.py());
+        for kind in FailureKind::ALL {
+            kinds.set_item(kind.as_str(), kind.http_status())?;
+        }
+        module.add("FAILURE_KINDS", kinds)?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,216 @@
+//! What a poll took, as the values of `disagg.values`.
+
+use std::sync::Arc;
+
+use disagg_core::failure::Failure;
+use disagg_core::ids::RouteId;
+use disagg_core::pending::{CommandKind, Event, Outcome, Route, Stats, Step};
+use hashbrown::HashMap;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+
+use crate::rank_mapping::RankMapping;
+use crate::resolver::Resolver;
+use crate::topology::PrefillInfo;
+
+/// One request of a step, out of the lock.
+pub struct Taken {
+    /// The caller's object.
+    pub object: Py<PyAny>,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Its `Route`, if one was made before.
+    pub made: Option<Py<PyAny>>,
+}
+
+/// The one step of polls at which nothing was decided.
+pub fn empty(py: Python<'_>) -> PyResult<Py<PyAny>> {
+    static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let step = EMPTY.get_or_try_init(py, || {
+        class(py, &STEP, "Step")?.call1((0,)).map(Bound::unbind)
+    })?;
+    Ok(step.clone_ref(py))
+}
+
+/// A `Step`; makes each `Route` and `Failure` once.
+pub fn to_python(
+    py: Python<'_>,
+    resolver: &Resolver,
+    step: Step,
+    taken: Vec<Taken>,
+) -> PyResult<Py<PyAny>> {
+    let mut routes: HashMap<RouteId, Py<PyAny>> = HashMap::new();
+    let mut failures: HashMap<*const Failure, Py<PyAny>> = HashMap::new();
+    let (mut resolved, mut failed) = (Vec::new(), Vec::new());
+    for Taken {
+        object,
+        outcome,
+        made,
+    } in taken
+    {
+        match outcome {
+            Outcome::Routed(route) => {
+                let made = match (made, routes.get(&route.id)) {
+                    (Some(made), _) => made,
+                    (None, Some(made)) => made.clone_ref(py),
+                    (None, None) => {
+                        let made = resolver.make_route(py, &route)?;
+                        routes.insert(route.id, made.clone_ref(py));
+                        made
+                    }
+                };
+                resolved.push((object, made));
+            }
+            Outcome::Failed(failure) => {
+                let made = match failures.get(&Arc::as_ptr(&failure)) {
+                    Some(made) => made.clone_ref(py),
+                    None => {
+                        let made = failure_to_python(py, &failure)?;
+                        failures.insert(Arc::as_ptr(&failure), made.clone_ref(py));
+                        made
+                    }
+                };
+                failed.push((object, made));
+            }
+        }
+    }
+    let events = step
+        .events
+        .iter()
+        .map(|event| event_to_python(py, event))
+        .collect::<PyResult<Vec<_>>>()?;
+    let fields = (
+        step.seq,
+        PyTuple::new(py, resolved)?,
+        PyTuple::new(py, failed)?,
+        PyTuple::new(py, events)?,
+        step.more,
+    );
+    class(py, &STEP, "Step")?.call1(fields).map(Bound::unbind)
+}
+
+/// A `Route` with its endpoints.
+pub fn route_to_python(py: Python<'_>, route: &Route) -> PyResult<Py<PyAny>> {
+    static ROUTE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    static ENDPOINT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let make = class(py, &ENDPOINT, "Endpoint")?;
+    let endpoints = route
+        .endpoints
+        .iter()
+        .map(|end| {
+            make.call1((
+                route.dp_rank,
+                end.cp,
+                end.tp,
+                end.pp,
+                &end.ip,
+                end.port,
+                end.dummy,
+            ))
+        })
+        .collect::<PyResult<Vec<_>>>()?;
+    let mapping = route
+        .mapping
+        .as_deref()
+        .map(|mapping| RankMapping::from(*mapping));
+    let info = route
+        .info
+        .as_deref()
+        .map(|info| PrefillInfo::from(info.clone()));
+    let fields = (
+        route.addr.as_ref(),
+        route.dp_rank,
+        mapping,
+        PyTuple::new(py, endpoints)?,
+        info,
+        route.epoch,
+        route.fake,
+    );
+    class(py, &ROUTE, "Route")?.call1(fields).map(Bound::unbind)
+}
+
+/// Counts of everything, for people and metrics.
+pub fn stats_to_python<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
+    let counts = |pairs: &[(&str, u64)]| -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        pairs
+            .iter()
+            .try_for_each(|(name, count)| dict.set_item(name, count))?;
+        Ok(dict)
+    };
+    let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+    let [unknown, fetching, waiting, ready, marked] = stats.peers.map(count);
+    let dict = PyDict::new(py);
+    let pending = [
+        ("need_info", count(stats.need_info)),
+        ("need_dp_rank", count(stats.need_dp_rank)),
+        ("need_endpoints", count(stats.need_endpoints)),
+        ("decided", count(stats.decided)),
+    ];
+    dict.set_item("pending", counts(&pending)?)?;
+    let peers = [
+        ("unknown", unknown),
+        ("fetching", fetching),
+        ("waiting", waiting),
+        ("ready", ready),
+        ("marked", marked),
+    ];
+    dict.set_item("peers", counts(&peers)?)?;
+    let http: Vec<(&str, u64)> = CommandKind::HTTP
+        .iter()
+        .map(|kind| kind.as_str())
+        .zip(stats.http)
+        .collect();
+    dict.set_item("http", counts(&http)?)?;
+    dict.set_item("rooms", stats.rooms)?;
+    dict.set_item("tombstones", stats.tombstones)?;
+    dict.set_item("in_flight", stats.in_flight)?;
+    dict.set_item("evictions", stats.evictions)?;
+    Ok(dict)
+}
+
+fn failure_to_python(py: Python<'_>, failure: &Failure) -> PyResult<Py<PyAny>> {
+    static FAILURE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let fields = (
+        failure.kind.as_str(),
+        &failure.reason,
+        failure.http_status,
+        failure.addr.as_ref(),
+        failure.attempts,
+        PyTuple::new(py, &failure.contacted)?,
+    );
+    class(py, &FAILURE, "Failure")?
+        .call1(fields)
+        .map(Bound::unbind)
+}
+
+fn event_to_python(py: Python<'_>, event: &Event) -> PyResult<Py<PyAny>> {
+    static EVENT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let fields = (
+        event.kind.as_str(),
+        event.addr.as_ref(),
+        event.epoch,
+        event.old_instance.as_deref(),
+        event.new_instance.as_deref(),
+        PyTuple::new(
+            py,
+            event
+                .rooms
+                .iter()
+                .map(|room| room.number())
+                .collect::<Vec<_>>(),
+        )?,
+    );
+    class(py, &EVENT, "Event")?.call1(fields).map(Bound::unbind)
+}
+
+fn class<'py>(
+    py: Python<'py>,
+    cell: &'static PyOnceLock<Py<PyType>>,
+    name: &str,
+) -> PyResult<&'py Bound<'py, PyType>> {
+    cell.import(py, "disagg.values", name)
+}
+
+static STEP: PyOnceLock<Py<PyType>> = PyOnceLock::new();

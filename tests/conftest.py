@@ -1,0 +1,53 @@
+"""Shared set-up of the tests: where shared/ is, what a skip means in CI, and the hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIRE_ALL = os.environ.get("DISAGG_REQUIRE_ALL") == "1"
+
+settings.register_profile(
+    "default", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("long", settings.get_profile("default"), max_examples=10_000)
+settings.load_profile("default")
+
+
+def shared_folder() -> Path:
+    return Path(os.environ.get("DISAGG_SHARED", ROOT.parent / "shared"))
+
+
+def pytest_sessionstart(session):
+    if REQUIRE_ALL and not (shared_folder() / "DESIGN.md").is_file():
+        pytest.exit(f"DISAGG_REQUIRE_ALL=1, but there is no shared folder at {shared_folder()}", returncode=1)
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.option.markexpr or os.environ.get("DISAGG_LONG") == "1":
+        return
+    chosen = [item for item in items if "long" not in item.keywords]
+    config.hook.pytest_deselected(items=[item for item in items if "long" in item.keywords])
+    items[:] = chosen
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    report = outcome.get_result()
+    if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped under DISAGG_REQUIRE_ALL=1: {report.longrepr}"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with the design, the recorded data and the SGLang tools."""
+    folder = shared_folder()
+    if not folder.is_dir():
+        pytest.skip(f"no shared folder at {folder}; set DISAGG_SHARED")
+    return folder
