@@ -37,7 +37,9 @@ class Permanent:
 NEXT_FORM = "next form"  # 400 to the newer query: ask in the older form, within the same attempt
 
 
-def classify(status: int, body: bytes, dialect: int, not_found_is_transient: bool) -> Good | Transient | Permanent | str:
+def classify(
+    status: int, body: bytes, dialect: int, not_found_is_transient: bool
+) -> Good | Transient | Permanent | str:
     """Class of an HTTP answer; `dialect` is the era of the query that it answers (3 or 2)."""
     if status == 200:
         try:

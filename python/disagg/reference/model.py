@@ -80,23 +80,28 @@ class SchedulerClock:
         self.paused_at: int | None = None
 
     def read(self, now: int) -> int:
+        """Return what the clock shows."""
         if self.paused_at is not None:
             return self.paused_at
         return min(now, self.last_poll + self.GRACE) - self.shift
 
     def stands_still(self, now: int) -> bool:
+        """Whether it is stopped."""
         return self.paused_at is not None or now > self.last_poll + self.GRACE
 
     def on_poll(self, now: int) -> None:
+        """Take note of a poll."""
         if self.paused_at is None:
             self.shift += max(0, now - (self.last_poll + self.GRACE))
         self.last_poll = now
 
     def pause(self, now: int) -> None:
+        """Stop until `resume`."""
         if self.paused_at is None:
             self.paused_at = self.read(now)
 
     def resume(self, now: int) -> None:
+        """Go on."""
         if self.paused_at is not None:
             self.shift = now - self.paused_at
             self.last_poll = now

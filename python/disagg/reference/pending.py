@@ -12,7 +12,8 @@ from disagg.reference.addresses import FAKE_HOST, canonical_address, host_of
 from disagg.reference.answers import classify, classify_error
 from disagg.reference.mapping import RankMapping
 from disagg.reference.model import SECOND, InFlight, Options, Peer, Policy, Request, SchedulerClock
-from disagg.reference.peers import STATUS, PeerRules
+from disagg.reference.peers import PeerRules
+from disagg.reference.rules import STATUS
 from disagg.values import Event, Failure, Route, Step
 
 __all__ = ["ReferenceResolver"]
@@ -29,7 +30,9 @@ class ReferenceResolver(PeerRules):
     `decode` has the attributes of `disagg.DecodeRank`. Raises what the core raises.
     """
 
-    def __init__(self, decode: Any, policy: Policy | None = None, options: Options | None = None, seed: int = 0):
+    def __init__(
+        self, decode: Any, policy: Policy | None = None, options: Options | None = None, seed: int = 0
+    ) -> None:
         self.decode = decode
         self.policy = policy or Policy()
         self.options = options or Options()
@@ -117,7 +120,7 @@ class ReferenceResolver(PeerRules):
         idle = [p for p in self.peers.values() if p.state != "ready" and not self._pending(p)]
         if not idle:
             return False
-        self._forget(min(idle, key=lambda peer: peer.last_add))
+        self._forget(min(idle, key=lambda peer: (peer.last_add, peer.addr)))
         return True
 
     def poll(self, limit: int = 4096) -> Step:

@@ -81,7 +81,10 @@ impl Resolver {
         peer_ttl_s = Options::DEFAULT.peer_ttl_s, max_addresses = Options::DEFAULT.max_addresses,
         max_endpoint_lookups_per_peer = Options::DEFAULT.max_endpoint_lookups_per_peer,
         force_query = false, track_rooms = false, not_found_is_transient = false, seed = 0, virtual_time = false,
-    ))]
+    ), text_signature = "(decode, retry=None, *, default_port=8998, dp_rank_timeout_s=30.0, \
+        endpoint_timeout_s=10.0, request_timeout_s=120.0, heartbeat_interval_s=5.0, heartbeat_failures=2, \
+        heartbeat_min_down_s=10.0, peer_ttl_s=900.0, max_addresses=4096, max_endpoint_lookups_per_peer=8, \
+        force_query=False, track_rooms=False, not_found_is_transient=False, seed=0, virtual_time=False)")]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of a Python constructor"

@@ -287,7 +287,8 @@ impl Machine {
             .peers
             .iter()
             .filter(|(_, peer)| peer.pending == 0 && peer.ready().is_none());
-        let Some((at, _)) = idle.min_by_key(|(_, peer)| peer.last_add) else {
+        let Some((at, _)) = idle.min_by_key(|(_, peer)| (peer.last_add, Arc::clone(&peer.addr)))
+        else {
             return false;
         };
         self.evictions += 1;

@@ -1,0 +1,185 @@
+"""The rules of a ready peer in plain Python: dp-rank queries, endpoints, and what is due to be asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from disagg.errors import ProtocolError
+from disagg.reference.model import MS, SECOND, Group, InFlight, Peer, Request
+from disagg.reference.rules import Rules
+from disagg.reference.wire import parse_dp_ranks, parse_endpoint
+
+__all__ = ["SENTINEL", "StageRules"]
+
+QUERY_ROOMS = 4096
+QUERY_GAP = 20 * MS
+SENTINEL = {
+    3: "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1",
+    2: "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1",
+}
+
+
+class StageRules(Rules):
+    """How a request of a ready peer gets its dp rank and its endpoints."""
+
+    # The dp rank.
+
+    def _place(self, peer: Peer, request: Request) -> None:
+        """Take a request of a ready peer as far as it goes without asking."""
+        size, preset = peer.info.dp_size, request.preset
+        if preset is not None and preset >= size:
+            text = f"dp rank {preset} was preset, but its dp size is {size}"
+            self._end(request, self._failure("dp_rank_out_of_range", peer.addr, text, status=400))
+        elif preset is not None:
+            self._need_endpoints(peer, request, preset)
+        elif size == 1:
+            self._need_endpoints(peer, request, 0)
+        elif peer.dialect == 2 or (
+            peer.info.follow_bootstrap_room and not self.options.force_query and not peer.info.dynamic_dp_size
+        ):
+            self._need_endpoints(peer, request, request.room % size)
+        else:
+            request.stage, request.stage_since = "need_dp_rank", self.clock.read(self.now)
+            request.asked, request.next_ask = 0, self.now
+
+    def _need_endpoints(self, peer: Peer, request: Request, dp_rank: int) -> None:
+        request.stage, request.stage_since = "need_endpoints", self.clock.read(self.now)
+        request.dp_rank = dp_rank
+        group = peer.groups.get(dp_rank)
+        if group is None:
+            group = peer.groups[dp_rank] = Group(dp_rank)
+            group.wanted = list(range(len(list(peer.mapping.contacts()))))
+        if group.route is not None:
+            self._end(request, group.route)
+
+    def _on_dp_ranks(self, peer: Peer, flight: InFlight, status: int, body: bytes) -> None:
+        if status != 200:
+            self._query_failed(peer, flight, f"answered {status} to the dp-rank query")
+            return
+        asked = [r for r in flight.rooms if r.end is None and r in self.requests]
+        try:
+            ranks = parse_dp_ranks(body, [r.room for r in asked])
+        except ProtocolError as error:
+            self._query_failed(peer, flight, f"protocol error: {error}")
+            return
+        for request in asked:
+            rank = ranks.get(request.room)
+            if rank is None:
+                wait = min(SECOND, QUERY_GAP << min(request.asked - 1, 6))
+                request.next_ask = flight.started + wait
+            elif rank >= peer.info.dp_size:
+                text = f"it says dp rank {rank} for room {request.room}, but its dp size is {peer.info.dp_size}"
+                self._end(request, self._failure("dp_rank_out_of_range", peer.addr, text))
+            else:
+                self._need_endpoints(peer, request, rank)
+
+    def _query_failed(self, peer: Peer, flight: InFlight, text: str) -> None:
+        peer.query_error = text
+        peer.query_not_before = flight.started + max(QUERY_GAP, self._ns(self.policy.interval_s))
+        for request in flight.rooms:
+            request.next_ask = peer.query_not_before
+
+    # Endpoints.
+
+    def _on_endpoint(self, peer: Peer, flight: InFlight, status: int, body: bytes) -> None:
+        group = peer.groups[flight.dp_rank]
+        if status == 404:
+            self._rank_not_found(peer, group, flight)
+        elif status != 200:
+            self._lookup_failed(peer, flight, f"answered {status} to the endpoint query")
+        else:
+            try:
+                group.found[flight.contact] = parse_endpoint(body)
+            except ProtocolError as error:
+                self._lookup_failed(peer, flight, f"protocol error: {error}")
+                return
+            if group.state == "looking" and not group.wanted and not group.flying:
+                group.state, group.read_from = "reading", self.last_ticket + 1
+
+    def _lookup_failed(self, peer: Peer, flight: InFlight, text: str) -> None:
+        group = peer.groups[flight.dp_rank]
+        group.wanted.append(flight.contact)
+        group.last_error = text
+        until = flight.started + self._ns(self.policy.interval_s)
+        group.until = max(group.until, until) if group.state == "waiting" else until
+        group.state = "waiting"
+
+    def _retry_lookups(self, peer: Peer, group: Group) -> None:
+        group.state = "looking"
+        if not self._waiters(peer, group):
+            self._drop_group(peer, group)
+
+    def _drop_group(self, peer: Peer, group: Group) -> None:
+        for flight in [f for f in peer.lookups.values() if f.dp_rank == group.dp_rank]:
+            self._cancel(flight)
+            del peer.lookups[flight.ticket]
+        del peer.groups[group.dp_rank]
+
+    def _rank_not_found(self, peer: Peer, group: Group, flight: InFlight) -> None:
+        contacts = list(peer.mapping.contacts())
+        contact, waiters = contacts[flight.contact], self._waiters(peer, group)
+        rank = f"dp{group.dp_rank}/cp{contact.cp}/tp{contact.tp}/pp{contact.pp}"
+        if group.not_found:
+            failure = self._failure("rank_missing", peer.addr, f"rank {rank} is not registered (404 twice)")
+            for request in waiters:
+                self._end(request, self._with_contacted(peer, request, failure))
+        self._drop_group(peer, group)
+        fresh = peer.groups[group.dp_rank] = Group(group.dp_rank, wanted=list(range(len(contacts))))
+        fresh.last_error = f"rank {rank} is not registered (404)"
+        if group.not_found:
+            fresh.state, fresh.until = "waiting", flight.started + self._ns(self.policy.interval_s)
+        else:
+            fresh.not_found, fresh.state, fresh.read_from = True, "reading", self.last_ticket + 1
+
+    # What is due is asked.
+
+    def _pump(self, peer: Peer) -> None:
+        if peer.state != "ready":
+            return
+        self._pump_query(peer)
+        self._pump_lookups(peer)
+        if peer.read is None:
+            reading = any(group.state == "reading" for group in peer.groups.values())
+            if reading and self.now >= peer.read_not_before:
+                self._read(peer, "topology")
+            elif self.now >= peer.next_heartbeat:
+                self._read(peer, "heartbeat")
+
+    def _read(self, peer: Peer, kind: str) -> None:
+        flight = InFlight(0, kind, self.now, "read")
+        peer.read = self._send(peer, kind, SENTINEL[peer.dialect], flight)
+
+    def _pump_query(self, peer: Peer) -> None:
+        due = [r for r in self._pending(peer) if r.stage == "need_dp_rank" and r.next_ask <= self.now]
+        if peer.query is not None or not due or self.now < peer.query_not_before:
+            return
+        due.sort(key=lambda request: (request.next_ask, request.seq))
+        rooms = sorted(due[:QUERY_ROOMS], key=lambda request: request.seq)
+        flight = InFlight(0, "dp_ranks", self.now, "query", rooms=rooms)
+        for request in flight.rooms:
+            request.asked += 1
+        body = json.dumps({"bootstrap_rooms": [r.room for r in flight.rooms]}, separators=(",", ":"))
+        peer.query = self._send(peer, "dp_ranks", "/query_dp_ranks", flight, body.encode())
+        peer.query_not_before = self.now + QUERY_GAP
+
+    def _pump_lookups(self, peer: Peer) -> None:
+        for group in peer.groups.values():
+            while group.state == "looking" and group.wanted:
+                if len(peer.lookups) >= self.options.max_endpoint_lookups_per_peer:
+                    return
+                number = group.wanted.pop(0)
+                contact = list(peer.mapping.contacts())[number]
+                flight = InFlight(0, "endpoint", self.now, "lookup", dp_rank=group.dp_rank, contact=number)
+                self._send(peer, "endpoint", self._endpoint_path(peer, group, contact), flight)
+                peer.lookups[flight.ticket] = flight
+                group.flying += 1
+
+    @staticmethod
+    def _endpoint_path(peer: Peer, group: Group, contact: Any) -> str:
+        if peer.dialect == 2:
+            return f"/route?engine_rank={contact.tp}&target_dp_group={group.dp_rank}&target_pp_rank={contact.pp}"
+        return (
+            f"/route?prefill_dp_rank={group.dp_rank}&prefill_cp_rank={contact.cp}"
+            f"&target_tp_rank={contact.tp}&target_pp_rank={contact.pp}"
+        )

@@ -1,0 +1,211 @@
+"""The core and the reference side by side in virtual time: same calls in, same commands and ends out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import disagg
+from disagg import _core
+from disagg.reference.model import Options, Policy
+from disagg.reference.pending import ReferenceResolver
+
+SECOND = 1_000_000_000
+# Texts that quote a parser: the two word them in their own way.
+OWN_WORDS = ("protocol error", "incompatible", " does not ", "decode")
+
+
+class Request:
+    """A request as an engine would hold it."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return f"Request({self.name})"
+
+
+def topology(tp=1, cp=1, dp=1, pp=1, page_size=64, follow=True, **more):
+    sizes = {"attn_tp_size": tp, "attn_cp_size": cp, "dp_size": dp, "pp_size": pp, "page_size": page_size}
+    return json.dumps(sizes | {"kv_cache_dtype": "auto", "follow_bootstrap_room": follow} | more).encode()
+
+
+def endpoint(port=5000, ip="127.0.0.1"):
+    return json.dumps({"rank_ip": ip, "rank_port": port}).encode()
+
+
+@dataclass
+class Flight:
+    """One HTTP request that both machines have in flight."""
+
+    kind: str
+    addr: str
+    path: str
+    body: bytes | None
+    core: int
+    reference: int
+
+    @property
+    def rooms(self):
+        return json.loads(self.body)["bootstrap_rooms"]
+
+
+@dataclass
+class Pair:
+    """Drives both machines alike and compares what comes out; use it as the machine under test."""
+
+    policy: dict = field(default_factory=dict)
+    options: dict = field(default_factory=dict)
+    decode: dict = field(default_factory=lambda: {"attn_tp_size": 1, "engine_rank": 0, "page_size": 64})
+    per_cycle: bool = False
+    seed: int = 7
+
+    def __post_init__(self):
+        decode = disagg.DecodeRank(**self.decode)
+        if self.per_cycle:
+            retry = disagg.RetryPolicy.per_cycle(self.policy["max_attempts"])
+        else:
+            retry = disagg.RetryPolicy(**self.policy)
+        self.core = _core.Resolver(decode, retry, virtual_time=True, seed=self.seed, **self.options)
+        self.reference = ReferenceResolver(
+            decode, Policy(per_cycle=self.per_cycle, **self.policy), Options(**self.options), seed=self.seed
+        )
+        self.now = 0
+        self.flights: list[Flight] = []
+        self.taken = []
+        self.ends: dict[Request, object] = {}
+        self.held: list[Request] = []
+
+    def both(self, name, *args, **kwargs):
+        """Call the same function of both, compare results and errors, then the commands that came of it."""
+        results = []
+        for machine in (self.core, self.reference):
+            try:
+                results.append(getattr(machine, name)(*args, **kwargs))
+            except (ValueError, TypeError) as error:
+                results.append(type(error))
+        self.compare_commands()
+        return results
+
+    def add(self, request, addr, room, dp_rank=None):
+        core, reference = self.both("add", request, addr, room, dp_rank=dp_rank)
+        if core is ValueError or reference is ValueError:
+            assert core is reference
+            return core
+        assert same_end(core, reference), (core, reference)
+        if core is None:
+            self.held.append(request)
+        else:
+            self.ends[request] = core
+        return core
+
+    def poll(self, limit=2**31):
+        core, reference = self.both("poll", limit)
+        assert [r for r, _ in core.resolved] == [r for r, _ in reference.resolved]
+        assert [r for r, _ in core.failed] == [r for r, _ in reference.failed]
+        assert (core.seq, core.more) == (reference.seq, reference.more)
+        assert core.events == reference.events
+        for (request, mine), (_, other) in zip(
+            core.resolved + core.failed, reference.resolved + reference.failed, strict=True
+        ):
+            assert same_end(mine, other), (mine, other)
+            assert request in self.held
+            self.held.remove(request)
+            self.ends[request] = mine
+        return core
+
+    def discard(self, request):
+        self.both("discard", request)
+        if request in self.held:
+            self.held.remove(request)
+
+    def advance(self, seconds, poll=True):
+        self.now += round(seconds * SECOND)
+        self.core.set_time_ns(self.now)
+        self.reference.set_time_ns(self.now)
+        if poll:
+            self.poll()
+        self.both("on_timer")
+        return self.poll() if poll else None
+
+    def answer(self, flight, status=200, body=b"", instance=None):
+        self.flights.remove(flight)
+        self.taken.append(flight)
+        self.core.on_response(flight.core, status, body, instance)
+        self.reference.on_response(flight.reference, status, body, instance)
+        self.compare_commands()
+
+    def fail(self, flight, what="refused", message="connection refused"):
+        self.flights.remove(flight)
+        self.taken.append(flight)
+        self.core.on_error(flight.core, what, message)
+        self.reference.on_error(flight.reference, what, message)
+        self.compare_commands()
+
+    def answer_again(self, flight, body):
+        """A duplicate or late fact: both must ignore it."""
+        self.core.on_response(flight.core, 200, body, None)
+        self.reference.on_response(flight.reference, 200, body, None)
+        self.compare_commands()
+
+    def only(self, kind):
+        """Return the one flight of that kind."""
+        found = [flight for flight in self.flights if flight.kind == kind]
+        assert len(found) == 1, self.flights
+        return found[0]
+
+    def compare_commands(self):
+        core = [tuple(command) for command in self.core.take_commands(2**20)]
+        reference = list(self.reference.take_commands(2**20))
+        keys = [
+            sorted(((*command[1:6], command[6]) for command in commands if command[1] != "cancel"), key=repr)
+            for commands in (core, reference)
+        ]
+        assert keys[0] == keys[1], keys
+        for ticket, kind, addr, _, path, body, _ in core:
+            if kind != "cancel":
+                other = next(c for c in reference if c[1:3] == (kind, addr) and c[4:6] == (path, body))
+                reference.remove(other)
+                self.flights.append(Flight(kind, addr, path, body, ticket, other[0]))
+        cancelled = {command[0] for command in core if command[1] == "cancel"}
+        assert {f.reference for f in self.flights if f.core in cancelled} == {c[0] for c in reference}
+        assert cancelled <= {flight.core for flight in self.flights}
+        self.flights = [flight for flight in self.flights if flight.core not in cancelled]
+
+    def compare_counts(self):
+        stats = self.core.stats()
+        open_requests = [r for r in self.reference.requests if r.end is None]
+        for stage in ("need_info", "need_dp_rank", "need_endpoints"):
+            assert stats["pending"][stage] == sum(r.stage == stage for r in open_requests), stage
+        assert stats["pending"]["decided"] == len(self.reference.decided)
+        assert stats["in_flight"] == len(self.reference.flights) == len(self.flights)
+        states = [peer.state for peer in self.reference.peers.values()]
+        assert stats["peers"] == {s: states.count(s) for s in stats["peers"]}, (stats["peers"], states)
+
+
+def same_end(mine, other):
+    if type(mine) is not type(other):
+        return False
+    if isinstance(mine, disagg.Failure):
+        plain = not any(words in mine.reason + other.reason for words in OWN_WORDS)
+        return (
+            (mine.kind, mine.http_status, mine.addr, mine.attempts, mine.contacted)
+            == (other.kind, other.http_status, other.addr, other.attempts, other.contacted)
+        ) and (not plain or mine.reason == other.reason)
+    if isinstance(mine, disagg.Route):
+        return (mine.addr, mine.dp_rank, mine.endpoints, mine.epoch, mine.fake) == (
+            other.addr, other.dp_rank, other.endpoints, other.epoch, other.fake,
+        ) and same_mapping(mine.mapping, other.mapping)  # fmt: skip
+    return mine == other
+
+
+def same_mapping(mine, other):
+    if mine is None or other is None:
+        return mine is other
+    fields = (
+        "target_tp_rank", "target_tp_ranks", "target_cp_ranks", "target_pp_ranks",
+        "required_dst_info_num", "required_prefill_response_num",
+    )  # fmt: skip
+    return all(getattr(mine, name) == getattr(other, name) for name in fields)
