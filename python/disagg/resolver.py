@@ -99,6 +99,7 @@ class Resolver(_core.Resolver):
         retry: _core.RetryPolicy | None = None,
         **options: Unpack[ResolverOptions],
     ) -> Self:
+        """Make the core of it; the network starts in `__init__`."""
         core: dict[str, Any] = {k: v for k, v in options.items() if k in _CoreOptions.__annotations__}
         unknown = options.keys() - ResolverOptions.__annotations__.keys()
         if unknown:

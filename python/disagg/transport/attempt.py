@@ -1,0 +1,87 @@
+"""One request on its way: what it holds, when it has to be over, and why it was ended."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from aiohttp.client_proto import ResponseHandler
+
+    from disagg.transport.options import Command
+
+__all__ = ["Answer", "Attempt", "Ended"]
+
+
+class Answer(NamedTuple):
+    """An answer of any status; `body` is empty where that is not 2xx and the body is long or broken."""
+
+    status: int
+    body: bytes
+    instance: str | None
+
+
+class Ended(enum.Enum):
+    """Why the driver cancelled the task of an attempt."""
+
+    NOT = enum.auto()
+    TIMED_OUT = enum.auto()
+    ABANDONED = enum.auto()
+
+
+class Attempt:
+    """The state of one request, shared by the driver, the connector and the exchange; loop thread only.
+
+    `due` is when it times out, in the loop's time: until it is connected the connect timeout's end, then the
+    total timeout's. The driver looks at it when the earlier one is over, so setting it is all it takes.
+    `refusal` is the answer once a status other than 2xx was read; it stands however the rest ends.
+    """
+
+    __slots__ = (
+        "command",
+        "connect_s",
+        "due",
+        "ended",
+        "final_due",
+        "had_grace",
+        "held",
+        "refusal",
+        "reused",
+        "task",
+        "total_s",
+        "wants_fresh",
+    )
+
+    def __init__(self, command: Command, *, now: float, connect_s: float, total_s: float) -> None:
+        self.command = command
+        self.connect_s = connect_s
+        self.total_s = total_s
+        self.final_due = now + total_s
+        self.due = now + min(connect_s, total_s)
+        self.ended = Ended.NOT
+        self.had_grace = False
+        self.held: ResponseHandler | None = None
+        self.refusal: Answer | None = None
+        self.reused = False
+        self.wants_fresh = False
+        self.task: asyncio.Task[None] | None = None
+
+    def on_connected(self, protocol: ResponseHandler, *, reused: bool) -> None:
+        """Take in which connection the request goes out on."""
+        self.held = protocol
+        self.reused = reused
+        self.due = self.final_due
+
+    def end(self, why: Ended) -> None:
+        """Cancel the task, for this reason; the first reason stays."""
+        if self.ended is Ended.NOT and self.task is not None:
+            self.ended = why
+            self.task.cancel()
+
+    def timeout_text(self) -> str:
+        """Say which timeout it was."""
+        if self.held is None:
+            return f"no connection within {min(self.connect_s, self.total_s):g} s"
+        return f"no complete answer within {self.total_s:g} s"

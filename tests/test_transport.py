@@ -1,0 +1,433 @@
+"""The transport thread: facts for commands, limits, fairness, timers, its start, stop and death."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from disagg.transport import Transport, TransportOptions
+from fake_machine import FakeMachine
+from hostile import (
+    TOPOLOGY,
+    HostileHost,
+    answers,
+    dies_between_requests,
+    response,
+    silent,
+)
+
+INSTANCE = "X-SGLang-Disaggregation-Instance-ID: life-1"
+
+
+def options(**changes):
+    values = {
+        "connect_timeout_s": 1.0,
+        "total_timeout_s": 2.0,
+        "heartbeat_timeout_s": 3.0,
+        "max_in_flight": 1024,
+    }
+    return TransportOptions(**(values | changes))
+
+
+@contextmanager
+def running(**changes):
+    machine = FakeMachine()
+    transport = Transport(machine, options(**changes))
+    try:
+        transport.start()
+        yield machine, transport
+    finally:
+        assert transport.stop()
+        machine.close()
+
+
+@pytest.fixture
+def host():
+    with HostileHost() as host:
+        yield host
+
+
+# -- what a request looks like, and its answer
+
+
+def test_an_answer_comes_back_with_status_body_and_instance(host):
+    peer = host.peer(answers(response("200 OK", TOPOLOGY, INSTANCE)))
+    with running() as (machine, _):
+        fact = machine.fetch(peer.addr, "/route?prefill_dp_rank=-1&x=%2F+a")
+    assert (fact.status, fact.body, fact.instance) == (200, TOPOLOGY, "life-1")
+    head = peer.heads[0].decode().lower()
+    assert head.startswith("get /route?prefill_dp_rank=-1&x=%2f+a http/1.1\r\n")
+    assert "\r\naccept-encoding: identity\r\n" in head
+    assert "\r\nx-disagg-client: 1\r\n" in head
+    assert "\r\nuser-agent: disagg/" in head
+    assert f"\r\nhost: {peer.addr}\r\n" in head
+    assert "cookie" not in head
+
+
+def test_a_post_sends_its_body_as_json(host):
+    peer = host.peer(answers(response(body=b'{"7": 1}')))
+    with running() as (machine, _):
+        fact = machine.fetch(
+            peer.addr, "/query_dp_ranks", kind="dp_ranks", method="POST", body=b'{"bootstrap_rooms":[7]}'
+        )
+    assert (fact.status, fact.body, fact.instance) == (200, b'{"7": 1}', None)
+    assert peer.bodies == [b'{"bootstrap_rooms":[7]}']
+    assert b"content-type: application/json" in peer.heads[0].lower()
+
+
+def test_commands_older_than_the_start_are_carried_out(host):
+    peer = host.peer(answers())
+    machine = FakeMachine()
+    ticket = machine.ask(peer.addr)
+    transport = Transport(machine, options())
+    transport.start()
+    assert machine.wait(ticket).status == 200
+    assert transport.stop()
+    machine.close()
+
+
+def test_more_commands_than_a_batch_are_all_carried_out(host):
+    peers = [host.peer(answers()) for _ in range(5)]
+    with running() as (machine, _):
+        tickets = [machine.ask(peers[i % 5].addr) for i in range(300)]
+        assert {machine.wait(ticket).status for ticket in tickets} == {200}
+    assert sum(peer.requests for peer in peers) == 300
+
+
+def test_ipv6_peers_are_reached(host):
+    try:
+        peer = host.peer(answers(), host="::1")
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    with running() as (machine, _):
+        assert machine.fetch(peer.addr).status == 200
+        zoned = peer.addr.replace("]", f"%{socket.if_nametoindex('lo')}]")
+        assert machine.fetch(zoned).status == 200
+    assert f"host: {peer.addr}\r\n".encode() in peer.heads[1].lower(), "a zone means nothing to the peer"
+
+
+def test_environment_proxies_are_not_used(host, monkeypatch):
+    peer, proxy = host.peer(answers()), host.peer(answers())
+    monkeypatch.setenv("http_proxy", f"http://{proxy.addr}")
+    with running() as (machine, _):
+        assert machine.fetch(peer.addr).status == 200
+    assert (peer.requests, proxy.requests) == (1, 0)
+
+
+# -- connections
+
+
+def test_a_connection_is_reused_until_it_is_old(host):
+    peer = host.peer(answers())
+    with running(max_connection_age_s=0.3) as (machine, _):
+        for _ in range(3):
+            machine.fetch(peer.addr)
+        assert peer.connections == 1
+        time.sleep(0.35)
+        machine.fetch(peer.addr)
+        assert peer.connections == 2
+
+
+def test_a_connection_in_constant_use_is_not_reused_past_its_age(host):
+    peer = host.peer(answers())
+    with running(max_connection_age_s=0.3) as (machine, _):
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            machine.fetch(peer.addr)
+        assert 3 <= peer.connections <= 6
+
+
+def test_idle_connections_are_bounded_in_number(host):
+    peers = [host.peer(answers()) for _ in range(12)]
+    with running(max_idle_connections=4) as (machine, transport):
+        for peer in peers:
+            machine.fetch(peer.addr)
+        pool = transport._driver._exchange.pool
+        deadline = time.monotonic() + 5
+        while len(pool._born) > 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(pool._born) == len(pool._idle) == 4
+
+
+def test_a_heartbeat_has_a_connection_of_its_own(host):
+    peer = host.peer(answers())
+    with running() as (machine, _):
+        machine.fetch(peer.addr)
+        for _ in range(3):
+            machine.fetch(peer.addr, "/health", kind="heartbeat")
+        machine.fetch(peer.addr)
+    assert peer.connections == 4, "one shared by the fetches, one for each heartbeat"
+    assert b"connection: close" in peer.heads[1].lower()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_kept_alive_connection_that_dies_is_retried_once(host, method):
+    peer = host.peer(dies_between_requests())
+    with running() as (machine, _):
+        for _ in range(4):
+            body = b"{}" if method == "POST" else None
+            assert machine.fetch(peer.addr, method=method, body=body).status == 200
+    assert peer.connections == peer.requests == 4
+
+
+def test_only_one_retry_is_made_when_a_kept_alive_connection_dies(host):
+    peer = host.peer(answers())
+    with running() as (machine, _):
+        assert machine.fetch(peer.addr).status == 200
+
+        async def drop(connection):
+            await connection.request()
+
+        def die_now():
+            for task in _tasks_of(host):
+                task.cancel()
+
+        peer.behave = drop
+        host._loop.call_soon_threadsafe(die_now)
+        time.sleep(0.05)
+        assert machine.fetch(peer.addr).what == "reset"
+    assert peer.requests == 2
+
+
+def _tasks_of(host):
+    import asyncio
+
+    return [task for task in asyncio.all_tasks(host._loop) if not task.done()]
+
+
+# -- limits and fairness
+
+
+def test_a_busy_peer_does_not_delay_another(host):
+    busy, other = host.peer(silent()), host.peer(answers())
+    with running(total_timeout_s=0.5) as (machine, _):
+        tickets = [machine.ask(busy.addr) for _ in range(100)]
+        began = time.monotonic()
+        assert machine.fetch(other.addr).status == 200
+        assert time.monotonic() - began < 0.3
+        for ticket in tickets:
+            machine.cancel(ticket)
+
+
+def test_a_peer_has_at_most_sixteen_requests_under_way(host):
+    peer = host.peer(silent())
+    with running(total_timeout_s=0.5) as (machine, _):
+        tickets = [machine.ask(peer.addr) for _ in range(40)]
+        time.sleep(0.3)
+        assert peer.connections == 16
+        assert {machine.wait(ticket).what for ticket in tickets} == {"timeout"}
+        assert peer.connections == 40, "those that waited got their turn, and their full timeout"
+
+
+def test_all_peers_together_have_at_most_max_in_flight(host):
+    peers = [host.peer(silent()) for _ in range(10)]
+    with running(total_timeout_s=0.5, max_in_flight=4) as (machine, _):
+        tickets = [machine.ask(peer.addr) for peer in peers]
+        time.sleep(0.3)
+        assert sum(peer.connections for peer in peers) == 4
+        assert {machine.wait(ticket).what for ticket in tickets} == {"timeout"}
+
+
+def test_starts_keep_their_distance(host):
+    peers = [host.peer(silent()) for _ in range(20)]
+    with running(turn_gap_s=0.02, total_timeout_s=0.5) as (machine, _):
+        began = time.monotonic()
+        for ticket in [machine.ask(peer.addr) for peer in peers]:
+            machine.wait(ticket)
+        ends = sorted(fact.at for fact in machine.facts.values())
+    assert ends[-1] - began >= 0.5 + 19 * 0.02
+    assert ends[-1] - ends[0] >= 19 * 0.015, "time-outs are as far apart as the starts"
+
+
+def test_a_cancelled_request_yields_no_fact(host):
+    peer = host.peer(silent())
+    with running(total_timeout_s=0.5) as (machine, transport):
+        under_way = [machine.ask(peer.addr) for _ in range(16)]
+        waiting = [machine.ask(peer.addr) for _ in range(4)]
+        time.sleep(0.2)
+        for ticket in under_way + waiting:
+            machine.cancel(ticket)
+        machine.cancel(12345)  # of a ticket that never was
+        time.sleep(0.7)
+        assert machine.facts == {}
+        assert peer.connections == 16
+        driver = transport._driver
+        assert (len(driver._queue), len(driver._attempts), driver._deadlines) == (0, 0, [])
+
+
+# -- the machine's timer
+
+
+def test_the_machines_timer_is_fired_when_due(host):
+    with running() as (machine, _):
+        machine.timer_at = due = time.monotonic() + 0.2
+        machine.ring()
+        machine.wait_until(lambda: machine.timers_fired == 1, 2)
+        assert 0 <= time.monotonic() - due < 0.1
+
+
+def test_an_earlier_timer_replaces_a_later_one(host):
+    with running() as (machine, _):
+        machine.timer_at = time.monotonic() + 30
+        machine.ring()
+        time.sleep(0.1)
+        machine.timer_at = time.monotonic() + 0.1
+        machine.ring()
+        machine.wait_until(lambda: machine.timers_fired == 1, 2)
+
+
+# -- start, stop, death
+
+
+def test_stop_is_idempotent_and_prompt_with_requests_under_way(host):
+    peers = [host.peer(silent()) for _ in range(8)]
+    machine = FakeMachine()
+    transport = Transport(machine, options(total_timeout_s=60))
+    transport.start()
+    for i in range(200):
+        machine.ask(peers[i % 8].addr)
+    time.sleep(0.2)
+    began = time.monotonic()
+    assert transport.stop()
+    assert transport.stop()
+    assert time.monotonic() - began < 1.0
+    assert not transport.is_alive()
+    assert transport.death_reason() is None
+    assert machine.facts == {}
+    assert machine.failed_all == []
+    with pytest.raises(RuntimeError, match="was stopped"):
+        transport.start()
+    machine.close()
+
+
+def test_stop_before_start_and_from_many_threads_returns(host):
+    machine = FakeMachine()
+    assert Transport(machine, options()).stop()
+    transport = Transport(machine, options())
+    transport.start()
+    threads = [threading.Thread(target=transport.stop) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    machine.close()
+
+
+def test_stop_on_the_transports_own_thread_does_not_wait(host):
+    peer = host.peer(answers())
+    returned = []
+
+    class Stopper(FakeMachine):
+        def on_response(self, *fact):
+            returned.append(transport.stop())
+            super().on_response(*fact)
+
+    machine = Stopper()
+    transport = Transport(machine, options())
+    transport.start()
+    machine.fetch(peer.addr)
+    transport._thread.join(5)
+    assert returned == [False]
+    assert not transport.is_alive()
+    assert transport.death_reason() is None
+    machine.close()
+
+
+def test_a_bug_in_taking_commands_fails_everything_at_once(host):
+    class Broken(FakeMachine):
+        def take_commands(self, limit, /):
+            if self.commands:
+                raise ZeroDivisionError("a bug")
+            return super().take_commands(limit)
+
+    machine = Broken()
+    transport = Transport(machine, options())
+    transport.start()
+    machine.ask("127.0.0.1:1")
+    machine.wait_until(lambda: machine.failed_all, 5)
+    assert machine.failed_all == ["ZeroDivisionError: a bug"]
+    transport._thread.join(5)
+    assert not transport.is_alive()
+    assert transport.death_reason() == "ZeroDivisionError: a bug"
+    assert transport.stop()
+    machine.close()
+
+
+def test_a_fact_that_the_machine_chokes_on_ends_that_request_only(host):
+    peer = host.peer(answers())
+
+    class Choking(FakeMachine):
+        def on_response(self, ticket, *rest):
+            if ticket == 1:
+                raise ValueError("bad fact")
+            super().on_response(ticket, *rest)
+
+    machine = Choking()
+    transport = Transport(machine, options())
+    transport.start()
+    first, second = machine.fetch(peer.addr), machine.fetch(peer.addr)
+    assert (first.what, first.message) == ("other", "ValueError('bad fact')")
+    assert second.status == 200
+    assert transport.stop()
+    machine.close()
+
+
+def test_a_panic_in_the_machine_ends_the_transport(host):
+    peer = host.peer(answers())
+
+    class PanicError(BaseException):
+        """Like a Rust panic, which is no Exception either."""
+
+    class Panicking(FakeMachine):
+        def on_response(self, *fact):
+            raise PanicError("oh")
+
+    machine = Panicking()
+    transport = Transport(machine, options())
+    transport.start()
+    machine.ask(peer.addr)
+    machine.wait_until(lambda: machine.failed_all, 5)
+    assert transport.death_reason() == "PanicError: oh"
+    assert transport.stop()
+    machine.close()
+
+
+def test_a_start_that_fails_says_why():
+    class NoBell(FakeMachine):
+        def bell_fileno(self):
+            return 999_999
+
+    machine = NoBell()
+    with pytest.raises(RuntimeError, match="did not start: OSError"):
+        Transport(machine, options()).start()
+    assert len(machine.failed_all) == 1
+    machine.close()
+
+
+def test_a_malformed_command_ends_that_request_only(host):
+    peer = host.peer(answers())
+    with running() as (machine, _):
+        assert machine.fetch("127.0.0.1:99999").what == "other"
+        assert machine.fetch(peer.addr, method="G\nET").what == "other"
+        assert machine.fetch(peer.addr).status == 200
+
+
+def test_a_forked_child_touches_nothing_of_its_parent(host):
+    peer = host.peer(answers())
+    with running() as (machine, transport):
+        machine.fetch(peer.addr)
+        child = os.fork()
+        if child == 0:
+            alive, stopped = transport.is_alive(), transport.stop()
+            gc.collect()
+            os._exit(0 if (not alive and stopped) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert transport.is_alive()
+        assert machine.fetch(peer.addr).status == 200
