@@ -77,8 +77,7 @@ def test_an_unknown_command_is_one_line():
         (("--scenario", "dark", "--healthy", "13"), "--healthy 13: must be at most --peers 12"),
         (
             ("--peers", "8"),
-            "--peers 8 --healthy 4: the mixed scenario needs at least 1 healthy peer "
-            "and 8 others, one of each kind",
+            "--peers 8 --healthy 4: the mixed scenario needs at least 1 healthy peer and 8 others, one of each kind",
         ),
         (("--rate", "1000", "--duration", "3000"), "--rate 1000 --duration 3000: more than 1000000 requests"),
         (

@@ -13,9 +13,9 @@ import time
 import weakref
 
 import pytest
-from machines import Request
 
 import disagg
+from machines import Request
 
 DECODE = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, page_size=64)
 QUICK = disagg.RetryPolicy(max_attempts=2, interval_s=0.1, min_wait_s=0.0)

@@ -89,9 +89,7 @@ def test_a_second_end_a_missing_end_and_an_unknown_request_are_unexpected():
 def test_a_failure_of_a_healthy_peer_is_unexpected():
     world = World(Behaviour.HEALTHY, [0])
     world.fail(0, 1.6, "unreachable", REFUSED)
-    assert world.complaint() == (
-        "request 0 to 00-healthy (127.0.0.1:9000) ended unreachable: had to be routed"
-    )
+    assert world.complaint() == ("request 0 to 00-healthy (127.0.0.1:9000) ended unreachable: had to be routed")
 
 
 def test_an_exception_out_of_add_is_unexpected():

@@ -205,6 +205,4 @@ def test_progress_is_plain_lines_where_there_is_no_terminal():
     counts = Counts(1.5, 100, 40, 20, 5, 3.25)
     progress.show(counts)
     progress.show(counts)  # too soon for a second line
-    assert stream.getvalue() == (
-        "  1.5 s  arrived 40/100  routed 20  failed 5  pending 15  worst cycle 3.2 ms\n"
-    )
+    assert stream.getvalue() == ("  1.5 s  arrived 40/100  routed 20  failed 5  pending 15  worst cycle 3.2 ms\n")

@@ -239,10 +239,7 @@ def test_garbage_is_named_without_quoting_it(host, machine):
 
 def test_an_instance_that_is_not_text_is_escaped(host, machine):
     peer = host.peer(
-        says(
-            b"HTTP/1.1 200 OK\r\nX-SGLang-Disaggregation-Instance-ID: a\xff\xc3\xa9\r\n"
-            b"Content-Length: 0\r\n\r\n"
-        )
+        says(b"HTTP/1.1 200 OK\r\nX-SGLang-Disaggregation-Instance-ID: a\xff\xc3\xa9\r\nContent-Length: 0\r\n\r\n")
     )
     instance = machine.fetch(peer.addr).instance
     assert instance.isascii()

@@ -237,8 +237,7 @@ def run_python(code, timeout_s=20.0):
 
 def test_importing_the_transport_imports_neither_asyncio_nor_aiohttp():
     code = (
-        "import sys, disagg.transport\n"
-        "print([name for name in ('asyncio', 'aiohttp', 'yarl') if name in sys.modules])"
+        "import sys, disagg.transport\nprint([name for name in ('asyncio', 'aiohttp', 'yarl') if name in sys.modules])"
     )
     assert run_python(code)[:3] == (0, "[]\n", "")
 
