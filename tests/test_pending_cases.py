@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
 from machines import Pair, Request, endpoint, topology
 
+ROOMS = itertools.count(1000)
 A, B = "10.0.0.1:8998", "10.0.0.2:8998"
 
 
@@ -18,7 +20,7 @@ def make(policy=None, decode=None, per_cycle=False, **options):
 
 def add(pair, name, addr=A, room=None, dp_rank=None):
     request = Request(name)
-    pair.add(request, addr, 1000 + len(pair.held) if room is None else room, dp_rank)
+    pair.add(request, addr, next(ROOMS) if room is None else room, dp_rank)
     return request
 
 

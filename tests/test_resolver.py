@@ -24,7 +24,11 @@ NOBODY = "127.0.0.1:1"
 
 def run_python(code):
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
     return run.stdout
@@ -214,7 +218,7 @@ def test_threads_may_call_everything_at_once():
                         discarded += 1
                 if room % 7 == 0:
                     resolver.fail_room(room, "told", 400)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (whatever it is, the main thread reports it)
             errors.append(error)
 
     def poller():

@@ -1,7 +1,7 @@
 """What can go wrong, as types that say who is at fault: the caller, the operator, or the other server.
 
-A mistake of the caller is a plain `TypeError` or `ValueError`. Every class here takes its facts as arguments, keeps them
-as attributes, builds its text from them, and pickles.
+A mistake of the caller is a plain `TypeError` or `ValueError`. Every class here takes its facts as arguments, keeps
+them as attributes, builds its text from them, and pickles.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class ProtocolError(DisaggError):
     """An answer of the other server breaks the protocol.
 
     `field` is the key on the wire (`body` for the answer as a whole, `era` for a protocol era that is not spoken),
-    `value` the JSON text that stood there, cut to 80 characters and empty when the field is missing, `rule` what it breaks.
+    `value` the JSON text that stood there, cut to 80 characters and empty when the field is missing, `rule` what it
+    breaks.
     """
 
     def __init__(self, field: str, value: str, rule: str = "must follow the protocol") -> None:
@@ -118,7 +119,7 @@ class ProtocolError(DisaggError):
 
 
 class PeerUnreachable(DisaggError):
-    """No usable answer from `addr` (canonical `host:port`) after `attempts` attempts; `reason` is the last one's end."""
+    """No usable answer from `addr` (canonical `host:port`) after `attempts` attempts; `reason` ends the last one."""
 
     def __init__(self, addr: str, attempts: int, reason: str) -> None:
         super().__init__(addr, attempts, reason)
