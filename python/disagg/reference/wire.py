@@ -1,193 +1,321 @@
-"""Bodies that a bootstrap server answers with, read strictly, in plain Python (WIRE.md section 3)."""
+"""Reading the answers of a bootstrap server in plain Python (WIRE.md section 3, DESIGN.md section 8).
+
+The `json` module does the grammar; every number stays the text that stood in the body until a rule asks for it, and
+every object stays a list of pairs, so that a key that stands twice is seen.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import re
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn, TypeAlias
 
 from disagg.errors import ProtocolError
 from disagg.reference.mapping import PrefillInfo
 
-__all__ = ["parse_dp_ranks", "parse_endpoint", "parse_topology"]
+__all__ = ["RankEndpoint", "parse_dp_ranks", "parse_endpoint", "parse_topology"]
 
 MAX_SIZE = 65_535
 MAX_RANKS = 65_536
+MAX_ROOM = 2**63 - 1
+MAX_DEPTH = 127
 OLD_NAMES = {
     "attn_tp_size": "prefill_attn_tp_size",
     "dp_size": "prefill_dp_size",
     "pp_size": "prefill_pp_size",
     "page_size": "prefill_page_size",
 }
-SIZES = ("attn_tp_size", "attn_cp_size", "dp_size", "pp_size")
-NAMES = ("kv_cache_dtype", "kv_layout")
-FLAGS = {
-    "follow_bootstrap_room": True,
-    "enable_dsa_cache_layer_split": False,
-    "enable_kv_cache_sharding": False,
-    "dynamic_dp_size": False,
-}
-OTHERS = ("page_size", "prefill_http_port", "decode_allocation_policy", "dsv41_spec_layout")
-IGNORED = (
-    "target_tp_rank",
-    "target_tp_ranks",
-    "target_cp_ranks",
-    "target_pp_ranks",
-    "required_dst_info_num",
+KNOWN = {
+    "attn_tp_size", "attn_cp_size", "dp_size", "pp_size", "page_size", "kv_cache_dtype", "follow_bootstrap_room",
+    "enable_dsa_cache_layer_split", "enable_kv_cache_sharding", "prefill_http_port", "kv_layout",
+    "decode_allocation_policy", "dynamic_dp_size", "dsv41_spec_layout", *OLD_NAMES.values(),
+}  # fmt: skip
+IGNORED = {
+    "target_tp_rank", "target_tp_ranks", "target_cp_ranks", "target_pp_ranks", "required_dst_info_num",
     "required_prefill_response_num",
-)
-KNOWN = {*SIZES, *OLD_NAMES.values(), *NAMES, *FLAGS, *OTHERS, *IGNORED}
+}  # fmt: skip
+
+
+class RankEndpoint(NamedTuple):
+    """Where one prefill rank listens."""
+
+    ip: str
+    port: int
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A JSON number as it stood in the body."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class _Object:
+    """A JSON object as it stood in the body, keys that stand twice included."""
+
+    pairs: list[tuple[str, _Value]]
+
+
+_Value: TypeAlias = "bool | str | _Number | list[_Value] | _Object | None"
 
 
 def parse_topology(body: bytes) -> PrefillInfo | None:
-    """Return what the prefill engine is, or None when its sizes are null: not ready.
+    """The prefill engine that a topology answer of era E2 or later describes; None when its sizes are null (not ready).
 
-    Raises ProtocolError naming the field.
+    Raises `ProtocolError` naming the field; `body` if it is not a JSON object, `era` for E0 and E1.
     """
-    fields = _load(body, unique=True)
-    if "attn_tp_size" not in fields and "prefill_attn_tp_size" not in fields:
-        for name in ("prefill_tp_size", "prefill_dp_size"):
-            if name in fields:
-                raise ProtocolError("era", name, "an era before E2 is not spoken")
-    sizes = {name: _size(fields, name) for name in SIZES}
-    if any(size is None for size in sizes.values()):
+    fields = _fields(_object(body))
+    if not {"attn_tp_size", "prefill_attn_tp_size"} & fields.keys():
+        for key in ("prefill_tp_size", "prefill_dp_size"):
+            if key in fields:
+                raise ProtocolError("era", key, "must be of a protocol era with attn_tp_size")
+    sizes = {}
+    for name in ("attn_tp_size", "attn_cp_size", "dp_size", "pp_size"):
+        present = name in fields or OLD_NAMES.get(name) in fields
+        if not present and name in ("attn_tp_size", "dp_size"):
+            raise ProtocolError(name, "", "must be present")
+        sizes[name] = _under_either_name(fields, name, MAX_SIZE) if present else 1
+    if None in sizes.values():
         return None
-    stated = {name: value for name, value in fields.items() if value is not None}
-    optional: dict[str, Any] = dict(sizes)
-    optional |= {name: _flag(name, stated[name]) if name in stated else default for name, default in FLAGS.items()}
-    for name in NAMES:
-        optional[name] = _string(name, stated[name]) if name in stated else None
-    policy = fields.get("decode_allocation_policy", "early")
-    layout = stated.get("dsv41_spec_layout")
-    if layout is not None and not isinstance(layout, dict):
-        raise ProtocolError("dsv41_spec_layout", str(layout), "neither an object nor null")
-    port = stated.get("prefill_http_port")
+    known_sizes = {name: size for name, size in sizes.items() if size is not None}
     info = PrefillInfo(
-        **optional,
-        page_size=_either_name(fields, "page_size", 2**32 - 1),
-        decode_allocation_policy=None if policy is None else _string("decode_allocation_policy", policy),
-        prefill_http_port=None if port is None else _integer("prefill_http_port", port, 1, 65_535),
-        spec_layout=layout,
-        extras={name: value for name, value in fields.items() if name not in KNOWN},
+        **known_sizes,
+        page_size=_under_either_name(fields, "page_size", 2**32 - 1),
+        kv_cache_dtype=_name(fields, "kv_cache_dtype"),
+        follow_bootstrap_room=_flag(fields, "follow_bootstrap_room", default=True),
+        enable_dsa_cache_layer_split=_flag(fields, "enable_dsa_cache_layer_split", default=False),
+        enable_kv_cache_sharding=_flag(fields, "enable_kv_cache_sharding", default=False),
+        prefill_http_port=_port(fields),
+        kv_layout=_name(fields, "kv_layout"),
+        decode_allocation_policy=_policy(fields),
+        dynamic_dp_size=_flag(fields, "dynamic_dp_size", default=False),
+        spec_layout=_layout(fields),
+        extras={
+            key: _plain(key, fields[key], fields[key])
+            for key in sorted(fields, key=str.encode)
+            if key not in KNOWN and key not in IGNORED
+        },
     )
-    if info.dp_size * info.attn_cp_size * info.attn_tp_size * info.pp_size > MAX_RANKS:
-        raise ProtocolError("sizes", "", f"more than {MAX_RANKS} ranks")
+    ranks = math.prod(known_sizes.values())
+    if ranks > MAX_RANKS:
+        raise ProtocolError("sizes", str(ranks), f"dp x cp x tp x pp must be at most {MAX_RANKS}")
     return info
 
 
-def parse_endpoint(body: bytes) -> tuple[str, int]:
-    """Return IP (or name) and port of a rank answer. Raises ProtocolError naming the field."""
-    fields = _load(body, unique=True)
-    for name in ("rank_ip", "rank_port"):
-        if name not in fields:
-            raise ProtocolError(name, "", "missing")
-    host = fields["rank_ip"]
-    if not isinstance(host, str) or not _is_host(host):
-        raise ProtocolError("rank_ip", str(host), "no host")
-    return host, _integer("rank_port", fields["rank_port"], 1, 65_535)
+def parse_endpoint(body: bytes) -> RankEndpoint:
+    """Where a rank listens, from a rank answer; other keys are ignored.
+
+    Raises `ProtocolError` naming the field.
+    """
+    fields = _fields(_object(body))
+    ip = _required(fields, "rank_ip")
+    if not isinstance(ip, str) or not _is_host(_text("rank_ip", ip)):
+        _refuse("rank_ip", ip, "must be an ip address or a host name")
+    return RankEndpoint(ip, _integer("rank_port", _required(fields, "rank_port"), 1, 65_535))
 
 
 def parse_dp_ranks(body: bytes, rooms: Iterable[int]) -> dict[int, int]:
-    """Return the dp ranks of those of `rooms` that the answer names well; a bad entry concerns its room only.
+    """The dp ranks of those of `rooms` that a dp-rank answer resolves; a malformed entry resolves nothing.
 
-    Raises ProtocolError when the body is no JSON object.
+    Raises `ProtocolError` about `body`, if it is not a JSON object.
     """
-    entries = _load(body, unique=False)
+    pairs = _object(body).pairs
     ranks = {}
     for room in rooms:
-        values = entries.get(str(room), [])
-        if len(values) == 1:
-            try:
-                ranks[room] = _integer(str(room), values[0], 0, 2**32 - 1)
-            except ProtocolError:
-                continue
+        entries = [value for key, value in pairs if key == str(room)]
+        if len(entries) != 1 or not 0 <= room <= MAX_ROOM:
+            continue
+        try:
+            ranks[room] = _integer(str(room), entries[0], 0, 2**32 - 1)
+        except ProtocolError:
+            continue
     return ranks
 
 
-class _Float(str):
-    """The text of a number that is no integer."""
-
-
-def _load(body: bytes, *, unique: bool) -> dict[str, Any]:
-    """Read an object; with `unique` duplicate keys are refused at any depth, else values are lists of all."""
-
-    def pairs(entries: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, value in entries:
-            if unique and name in found:
-                raise ProtocolError(name, str(value), "duplicate key")
-            if unique:
-                found[name] = value
-            else:
-                found.setdefault(name, []).append(value)
-        return found
-
-    def constant(text: str) -> None:
-        raise ValueError(text)
+def _object(body: bytes) -> _Object:
+    def not_json(constant: str) -> NoReturn:
+        raise ValueError(constant)  # NaN and Infinity
 
     try:
-        text = body.decode()
-        loaded = json.loads(text, object_pairs_hook=pairs, parse_float=_Float, parse_constant=constant)
+        value: _Value = json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=_Object,
+            parse_int=_Number,
+            parse_float=_Number,
+            parse_constant=not_json,
+        )
+        if isinstance(value, _Object):
+            for key, _ in value.pairs:
+                key.encode("utf-8")  # an unpaired surrogate is no text
     except (ValueError, RecursionError):
-        raise ProtocolError("body", repr(body[:80]), "not JSON") from None
-    if not isinstance(loaded, dict):
-        raise ProtocolError("body", text[:80], "not an object")
-    return loaded
-
-
-def _integer(name: str, value: object, lowest: int, highest: int) -> int:
-    if isinstance(value, str) and not isinstance(value, _Float) and value.isascii() and value.isdigit():
-        value = int(value)
-    if type(value) is not int or not lowest <= value <= highest:
-        raise ProtocolError(name, str(value), f"not an integer from {lowest} to {highest}")
+        raise ProtocolError("body", _start(body), "must be json") from None
+    if not isinstance(value, _Object):
+        raise ProtocolError("body", _start(body), "must be a json object")
     return value
 
 
-def _either_name(fields: dict[str, Any], name: str, highest: int) -> int | None:
-    keys = [key for key in (name, OLD_NAMES.get(name, name)) if fields.get(key) is not None]
-    values = {_integer(key, fields[key], 1, highest) for key in keys}
-    if len(values) > 1:
-        raise ProtocolError(OLD_NAMES[name], str(values), "stated twice, and differently")
-    return values.pop() if values else None
+def _start(body: bytes) -> str:
+    return body[:320].decode("utf-8", "replace")[:80]
 
 
-def _size(fields: dict[str, Any], name: str) -> int | None:
-    """Return a size; None when it is null. Absent ones are 1 where an era had none."""
-    size = _either_name(fields, name, MAX_SIZE)
-    if size is not None:
-        return size
-    if name in fields or OLD_NAMES.get(name) in fields:
+def _fields(value: _Object) -> dict[str, _Value]:
+    fields: dict[str, _Value] = {}
+    for key, field in value.pairs:
+        if key in fields:
+            _refuse(key, field, "must stand only once")
+        fields[key] = field
+    return fields
+
+
+def _required(fields: dict[str, _Value], key: str) -> _Value:
+    if key not in fields:
+        raise ProtocolError(key, "", "must be present")
+    return fields[key]
+
+
+def _refuse(key: str, value: _Value, rule: str) -> NoReturn:
+    raise ProtocolError(key[:80], _source(value)[:80], rule)
+
+
+def _source(value: _Value) -> str:
+    """The value as JSON; only its spacing and escapes may differ from what stood in the body."""
+    if isinstance(value, _Number):
+        return value.text
+    if isinstance(value, list):
+        return "[" + ",".join(map(_source, value)) + "]"
+    if isinstance(value, _Object):
+        return "{" + ",".join(f"{json.dumps(key)}:{_source(field)}" for key, field in value.pairs) + "}"
+    return json.dumps(value)
+
+
+def _text(key: str, value: str, whole: _Value = None) -> str:
+    """The string, if it is text: an unpaired surrogate is none."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        _refuse(key, value if whole is None else whole, "must be json")
+    return value
+
+
+def _integer(key: str, value: _Value, least: int, most: int) -> int:
+    digits = value.text if isinstance(value, _Number) else value
+    if isinstance(digits, str):
+        _text(key, digits)
+    if not isinstance(digits, str) or not re.fullmatch("[0-9]+", digits):
+        _refuse(key, value, "must be an integer or a string of ascii digits")
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > 20 or not least <= int(digits) <= most:
+        _refuse(key, value, f"must be from {least} to {most}")
+    return int(digits)
+
+
+def _under_either_name(fields: dict[str, _Value], name: str, most: int) -> int | None:
+    """The number under its new or its old name; None if neither states one."""
+    old_name = OLD_NAMES.get(name, name)
+    stated = {
+        key: _integer(key, fields[key], 1, most)
+        for key in (name, old_name)
+        if key in fields and fields[key] is not None
+    }
+    if len(set(stated.values())) > 1:
+        _refuse(old_name, fields[old_name], "must not differ from the same size under its other name")
+    return next(iter(stated.values()), None)
+
+
+def _flag(fields: dict[str, _Value], key: str, *, default: bool) -> bool:
+    value = fields.get(key)
+    if value is None:
+        return default
+    if isinstance(value, str):
+        _text(key, value)
+    if value is True or value == "true" or value == _Number("1"):
+        return True
+    if value is False or value == "false" or value == _Number("0"):
+        return False
+    _refuse(key, value, 'must be true, false, 0, 1, "true" or "false"')
+
+
+def _name(fields: dict[str, _Value], key: str) -> str | None:
+    value = fields.get(key)
+    if value is None:
         return None
-    if name in ("attn_tp_size", "dp_size"):
-        raise ProtocolError(name, "", "missing")
-    return 1
+    if not isinstance(value, str):
+        _refuse(key, value, "must be a string or null")
+    return _text(key, value)
 
 
-def _flag(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if type(value) is int and value in (0, 1):
-        return value == 1
-    if type(value) is str and value in ("true", "false"):
-        return value == "true"
-    raise ProtocolError(name, str(value), "not a boolean")
+def _policy(fields: dict[str, _Value]) -> str | None:
+    """Leaving the policy out says "early"; null says nothing."""
+    return _name(fields, "decode_allocation_policy") if "decode_allocation_policy" in fields else "early"
 
 
-def _string(name: str, value: object) -> str:
-    if type(value) is not str:
-        raise ProtocolError(name, str(value), "not a string")
+def _port(fields: dict[str, _Value]) -> int | None:
+    value = fields.get("prefill_http_port")
+    return None if value is None else _integer("prefill_http_port", value, 1, 65_535)
+
+
+def _layout(fields: dict[str, _Value]) -> dict[str, object] | None:
+    value = fields.get("dsv41_spec_layout")
+    if value is None:
+        return None
+    plain = _plain("dsv41_spec_layout", value, value)
+    if not isinstance(plain, dict):
+        _refuse("dsv41_spec_layout", value, "must be an object or null")
+    return plain
+
+
+def _plain(key: str, value: _Value, whole: _Value, depth: int = 1) -> object:
+    """The value as plain Python; an int beyond 64 bits becomes the nearest float."""
+    if isinstance(value, str):
+        return _text(key, value, whole)
+    if isinstance(value, _Number):
+        return _plain_number(key, value, whole)
+    if isinstance(value, list | _Object) and depth > MAX_DEPTH:
+        _refuse(key, whole, "must be json")
+    if isinstance(value, list):
+        return [_plain(key, item, whole, depth + 1) for item in value]
+    if isinstance(value, _Object):
+        plain: dict[str, object] = {}
+        for name, field in value.pairs:
+            _text(key, name, whole)
+            item = _plain(key, field, whole, depth + 1)
+            if name in plain:
+                _refuse(key, whole, "must stand only once")
+            plain[name] = item
+        return plain
     return value
+
+
+def _plain_number(key: str, value: _Number, whole: _Value) -> int | float:
+    if re.fullmatch("-?[0-9]{1,20}", value.text) and -(2**63) <= int(value.text) < 2**64:
+        return int(value.text)
+    number = float(value.text)
+    if math.isinf(number):
+        _refuse(key, whole, "must be json")
+    return number
 
 
 def _is_host(text: str) -> bool:
-    number, percent, zone = text.partition("%")
+    """Whether the text may be an IP address (IPv6 with or without a zone) or a host name."""
+    address, percent, zone = text.partition("%")
+    if percent:
+        return _is_ip(address, version=6) and bool(re.fullmatch(r"(?!-)[A-Za-z0-9._-]{1,63}(?<!-)", zone))
+    if _is_ip(text):
+        return True
+    name = text.removesuffix(".")
+    labels = name.split(".")
+    if len(name) > 253 or re.fullmatch("[0-9]*", labels[-1]):
+        return False
+    return all(re.fullmatch("(?!-)[A-Za-z0-9_-]{1,63}(?<!-)", label) for label in labels)
+
+
+def _is_ip(text: str, version: int | None = None) -> bool:
     try:
-        ipaddress.ip_address(number)
+        return ipaddress.ip_address(text).version in ((4, 6) if version is None else (version,))
     except ValueError:
-        labels = text.removesuffix(".").split(".")
-        return len(text) <= 253 and all(
-            re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", label) for label in labels
-        )
-    return not percent or (":" in number and re.fullmatch(r"[A-Za-z0-9._~-]{1,64}", zone) is not None)
+        return False

@@ -131,6 +131,8 @@ fn is_host(text: &str) -> bool {
 
 fn is_label(label: &[u8], also: &[u8]) -> bool {
     (1..=MAX_LABEL_BYTES).contains(&label.len())
+        && !label.starts_with(b"-")
+        && !label.ends_with(b"-")
         && label
             .iter()
             .all(|byte| byte.is_ascii_alphanumeric() || also.contains(byte))

@@ -225,6 +225,8 @@ fn an_endpoint_is_a_host_and_a_port() {
         "1.2.3",
         "999.1.1.1",
         "a..b",
+        "-a",
+        "a-.b",
         "::1%",
         "1.2.3.4%x",
         &long,
