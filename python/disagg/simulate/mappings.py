@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from disagg import DecodeRank, PrefillInfo
-from disagg.reference.mapping import map_ranks
+from disagg.reference.mapping import DecodeRank, PrefillInfo, map_ranks
 from disagg.simulate.ledger import Mapping
 from disagg.simulate.plan import Plan
 from disagg.simulate.scenario import DECODE_PAGE_SIZE, DECODE_RANK, DECODE_TP, Behaviour
