@@ -481,3 +481,42 @@ def test_steps_are_numbered_and_cut_by_their_limit():
     assert [step.seq for step in steps] == [1, 2, 3]
     assert [request for step in steps for request, _ in step.failed] == requests
     assert pair.poll().seq == 0
+
+
+def answer_by(instances, bodies):
+    """Answers every topology query with the next instance and body, every look-up well."""
+
+    def answer(pair, flight):
+        body = endpoint() if flight.kind == "endpoint" else next(bodies)
+        pair.answer(flight, 200, body, next(instances))
+
+    return answer
+
+
+@pytest.mark.parametrize("changes", ["instance", "topology"])
+def test_peer_that_is_another_one_at_each_answer_is_asked_at_the_retry_interval(changes):
+    """A6-12: no loop as fast as the peer answers, a bounded number of events, and the requests end."""
+    numbers = itertools.count(1)
+    instances = (f"i{next(numbers)}" if changes == "instance" else None for _ in itertools.count())
+    bodies = (topology(cp=next(numbers) % 7 + 1 if changes == "topology" else 1) for _ in itertools.count())
+    answer = answer_by(instances, bodies)
+    pair = make(request_timeout_s=10.0)
+    request = add(pair, "a")
+    seen, events = 0, 0
+    for _ in range(1100):
+        events += len(pair.advance(0.01).events)
+        for flight in list(pair.flights):
+            if flight in pair.flights:
+                seen += 1
+                answer(pair, flight)
+    assert pair.ends[request].kind == "request_timeout"
+    assert seen <= 60, "about 11 s at 1 s, a few requests each"
+    assert events <= 20
+
+
+def test_what_a_peer_sent_reaches_no_terminal_raw():
+    pair = make({"max_attempts": 1, "min_wait_s": 0.0})
+    request = add(pair, "a")
+    pair.fail(pair.only("topology"), "reset", "\x1b[31mred\r\nand a new line\x00")
+    pair.poll()
+    assert pair.ends[request].reason.isprintable()

@@ -186,6 +186,7 @@ class Peer:
     mapping: Any = None
     instance: str | None = None
     epoch: int = 0
+    restart_not_before: int = 0
     lost: bool = False
     query: InFlight | None = None
     query_not_before: int = 0

@@ -153,8 +153,25 @@ class PeerRules(StageRules):
         self._tell("peer_restarted", peer, instance)
         self._reset(peer)
         peer.state, peer.mark, peer.attempt, peer.lost, peer.instance = "unknown", None, 0, False, instance
+
+    def _ask_again(self, peer: Peer) -> None:
         if self._pending(peer):
             self._fetch(peer, "attempt")
+
+    def _restart(self, peer: Peer, instance: str | None) -> None:
+        """A peer said that it is another one: start over, at once the first time."""
+        self._start_over(peer, instance)
+        if not self._rests_after_restart(peer):
+            self._ask_again(peer)
+
+    def _rests_after_restart(self, peer: Peer) -> bool:
+        """Whether the peer has to wait because it restarted less than `interval_s` ago."""
+        until = peer.restart_not_before
+        peer.restart_not_before = max(until, self.now) + self._ns(self.policy.interval_s)
+        if until <= self.now:
+            return False
+        peer.state, peer.until = "waiting", until
+        return True
 
     def _lose(self, peer: Peer, text: str) -> None:
         if peer.lost:
@@ -180,8 +197,9 @@ class PeerRules(StageRules):
             self._tell("peer_restarted", peer, instance)
             dialect = peer.dialect
             self._reset(peer)
-            peer.dialect = dialect
-            self._become_ready(peer, info, instance)
+            if not self._rests_after_restart(peer):
+                peer.dialect = dialect
+                self._become_ready(peer, info, instance)
             return
         peer.instance = peer.instance or instance
         peer.beats_missed, peer.read_not_before = 0, 0

@@ -202,6 +202,7 @@ class ReferenceResolver(PeerRules):
         peer = self.peers.get(canonical_address(addr, self.options.default_port))
         if peer is not None:
             self._start_over(peer, None)
+            self._ask_again(peer)
         return peer is not None
 
     def pause(self) -> None:
@@ -239,7 +240,7 @@ class ReferenceResolver(PeerRules):
             answer = classify(status, body, peer.dialect, self.options.not_found_is_transient)
             self._on_topology(peer, flight, answer, instance)
         elif instance is not None and peer.instance is not None and instance != peer.instance:
-            self._start_over(peer, instance)
+            self._restart(peer, instance)
         elif flight.purpose == "query":
             self._on_dp_ranks(peer, flight, status, body)
         else:

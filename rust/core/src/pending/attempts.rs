@@ -44,6 +44,7 @@ impl Machine {
             return Ok(false);
         };
         self.start_over(at, None);
+        self.ask_again(at);
         self.rearm(at);
         Ok(true)
     }
@@ -260,9 +261,38 @@ impl Machine {
         peer.lost = false;
         peer.budget = Budget::default();
         peer.instance = instance.map(Arc::from);
-        if peer.pending > 0 {
+    }
+
+    /// Ask for the topology at once, if somebody waits.
+    fn ask_again(&mut self, at: u32) {
+        if self.peers.at(at).pending > 0 {
             self.start_attempt(at);
         }
+    }
+
+    /// A peer said that it is another one: start over, at once the first time.
+    pub(super) fn restart(&mut self, at: u32, instance: Option<&str>) {
+        self.start_over(at, instance);
+        if !self.rests_after_restart(at) {
+            self.ask_again(at);
+        }
+    }
+
+    /// Whether the peer has to wait because it restarted a moment ago. One that gives another answer each time
+    /// would otherwise be asked as fast as it answers.
+    pub(super) fn rests_after_restart(&mut self, at: u32) -> bool {
+        let (now, interval) = (self.now, self.interval());
+        let peer = self.peers.at_mut(at);
+        let until = peer.restart_not_before;
+        peer.restart_not_before = until.max(now).after(interval);
+        if until <= now {
+            return false;
+        }
+        peer.state = PeerState::Waiting {
+            until,
+            for_poll: false,
+        };
+        true
     }
 
     /// The peer is gone: its requests fail, newcomers too until a probe is answered.

@@ -121,7 +121,7 @@ impl Machine {
                 self.on_read(at, ticket, flight, answer, instance);
             }
             Purpose::Query | Purpose::Lookup { .. } if self.is_other_instance(at, instance) => {
-                self.start_over(at, instance);
+                self.restart(at, instance);
             }
             Purpose::Query => self.on_dp_ranks(at, flight, status, body),
             Purpose::Lookup { dp_rank, contact } => {

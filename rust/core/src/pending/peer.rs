@@ -29,7 +29,7 @@ use crate::topology::PrefillInfo;
 ///      │                      ▼                    ▲
 ///      └───────────────────  Ready ── lost ────────┘
 ///                            │   ▲ restarted, and the new topology is here
-///                            └───┘
+///                            └───┘ restarted again within `interval_s`: Waiting
 /// ```
 ///
 /// Every state is left in time: Fetching by the transport's total timeout, Waiting and Marked at `until`, Unknown
@@ -60,6 +60,8 @@ pub(super) struct Peer {
     pub fetch: Option<Ticket>,
     pub instance: Option<Arc<str>>,
     pub epoch: u64,
+    /// A restart before this instant is followed by a pause.
+    pub restart_not_before: Tick,
     /// Whether `PeerLost` was told and `PeerBack` was not yet.
     pub lost: bool,
     /// Requests that wait for the topology.
@@ -175,6 +177,7 @@ impl Peer {
             fetch: None,
             instance: None,
             epoch: 0,
+            restart_not_before: Tick::ZERO,
             lost: false,
             need_info: List::EMPTY,
             pending: 0,

@@ -50,8 +50,11 @@ impl Machine {
             let dialect = peer.dialect;
             self.tell(EventKind::PeerRestarted, at, instance);
             self.reset(at);
-            self.peers.at_mut(at).dialect = dialect;
-            return self.become_ready(at, info, instance);
+            if !self.rests_after_restart(at) {
+                self.peers.at_mut(at).dialect = dialect;
+                self.become_ready(at, info, instance);
+            }
+            return;
         }
         let interval = seconds(self.options.heartbeat_interval_s);
         let peer = self.peers.at_mut(at);
