@@ -25,7 +25,6 @@ from fake_machine import FakeMachine
 from hostile import HostileHost, answers
 
 OPTIONS = TransportOptions(0.3, 1.0, 1.0, 1024)
-SOURCES = Path(__file__).resolve().parent.parent / "python"
 
 
 def command(ticket, addr):
@@ -226,7 +225,7 @@ def run_python(code, timeout_s=20.0):
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), str(Path(__file__).parent)])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
         timeout=timeout_s,
