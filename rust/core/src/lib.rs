@@ -1,4 +1,81 @@
-//! Sans-I/O core of disagg.
+//! Sans-I/O core of disagg: where a decode rank's requests go, and what has to be asked of whom.
+//!
+//! # Theory of operation
+//!
+//! Nothing here reads a clock, a socket or a random number; the crate is `no_std`, so it could not. Time comes in as
+//! a [`time::Tick`], work goes out as [`pending::Command`]s, and what came of it comes back as facts. The same
+//! [`pending::Machine`] therefore runs under a real network, and in virtual time in tests.
+//!
+//! ```text
+//!   scheduler thread                       network thread
+//!   add, poll, discard                     on_response, on_error, on_timer
+//!         │                                      │          ▲
+//!         ▼                                      ▼          │ poll_command, poll_timer
+//!   ┌───────────────────────────── Machine ──────────────────────────────┐
+//!   │ requests by stage: NeedInfo → NeedDpRank → NeedEndpoints → Decided │
+//!   │ peers by state: Unknown, Fetching, Waiting, Ready, Marked          │
+//!   └────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! - [`rank_mapping`] and [`compat`] say which prefill ranks a decode rank reads, or why the two do not fit.
+//! - [`wire`] reads the bodies that peers send, [`topology`] holds what they mean.
+//! - [`pending`] is the machine: stages of requests, states of peers, retries, deadlines.
+//! - [`registry`] is the other side: the tables of a bootstrap server.
+//!
+//! Requests are never walked over. Each is in lists by what it waits for, deadlines of one length are lists in order
+//! of entry, and each peer is woken by one heap; so an idle poll costs the same whatever waits.
+//!
+//! # How to drive it
+//!
+//! <div class="warning">
+//!
+//! After every call that takes a fact or a request in (`add`, `on_*`, `poll`, `fail_room`, ...), the network side
+//! takes commands with `poll_command` until it is `None`, and then asks `poll_timer` when to call `on_timer`.
+//! A network side that sleeps meanwhile has to be woken when `take_bell` says so.
+//!
+//! </div>
+//!
+//! What breaks otherwise: commands that are not taken are not sent, and a deadline that `poll_timer` was not asked for
+//! passes late. What is harmless: `on_timer` when nothing is due, a fact whose ticket is not awaited (any more), a
+//! fact that comes twice. Time that goes back is taken for time that stands still.
+//!
+//! ```
+//! use core::time::Duration;
+//! use disagg_core::ids::Room;
+//! use disagg_core::pending::{Added, CommandKind, Machine, Options, Outcome};
+//! use disagg_core::retry::RetryPolicy;
+//! use disagg_core::time::Tick;
+//! use disagg_core::topology::{DecodeRank, DecodeRankSpec};
+//!
+//! let spec = DecodeRankSpec { attn_tp_size: 2, engine_rank: 1, ..DecodeRankSpec::default() };
+//! let decode = DecodeRank::new(spec).unwrap();
+//! let mut now = Tick::ZERO;
+//! let mut machine = Machine::new(decode, RetryPolicy::DEFAULT, Options::DEFAULT, now);
+//!
+//! // The scheduler: nothing is known of the peer, so the request waits.
+//! let room = Room::new(7).unwrap();
+//! assert!(matches!(machine.add(now, "10.0.0.7", room, None), Ok(Added::Pending(_))));
+//!
+//! // The network: commands until there are none, each answered a millisecond later.
+//! while let Some(command) = machine.poll_command() {
+//!     now = now.after(Duration::from_millis(1));
+//!     let body: &[u8] = match command.kind {
+//!         CommandKind::Topology | CommandKind::Heartbeat => br#"{"attn_tp_size": 1, "dp_size": 1}"#,
+//!         CommandKind::Endpoint => br#"{"rank_ip": "10.0.0.8", "rank_port": 41000}"#,
+//!         CommandKind::DpRanks | CommandKind::Cancel => continue,
+//!     };
+//!     machine.on_response(now, command.ticket, 200, body, None);
+//! }
+//! assert!(machine.poll_timer().is_some(), "the next heartbeat");
+//!
+//! // The scheduler, in its next cycle.
+//! let step = machine.poll(now, 4096);
+//! let [(_, Outcome::Routed(route))] = step.ended.as_slice() else { panic!("{step:?}") };
+//! assert_eq!((&*route.addr, route.dp_rank, route.endpoints[0].port), ("10.0.0.7:8998", 0, 41000));
+//!
+//! // From now on the peer is a look-up.
+//! assert!(matches!(machine.add(now, "10.0.0.7", Room::new(8).unwrap(), None), Ok(Added::Routed(_))));
+//! ```
 #![no_std]
 #![warn(clippy::alloc_instead_of_core, clippy::std_instead_of_alloc)]
 
