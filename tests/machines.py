@@ -34,6 +34,17 @@ def endpoint(port=5000, ip="127.0.0.1"):
     return json.dumps({"rank_ip": ip, "rank_port": port}).encode()
 
 
+class Core:
+    """Both sides of the core in virtual time as one object, as the reference is."""
+
+    def __init__(self, decode, retry=None, **options):
+        self.resolver = _core.Resolver(decode, retry, virtual_time=True, **options)
+        self.driver = self.resolver.driver()
+
+    def __getattr__(self, name):
+        return getattr(self.resolver if hasattr(self.resolver, name) else self.driver, name)
+
+
 @dataclass
 class Flight:
     """One HTTP request that both machines have in flight."""
@@ -66,7 +77,7 @@ class Pair:
             retry = disagg.RetryPolicy.per_cycle(self.policy["max_attempts"])
         else:
             retry = disagg.RetryPolicy(**self.policy)
-        self.core = _core.Resolver(decode, retry, virtual_time=True, seed=self.seed, **self.options)
+        self.core = Core(decode, retry, seed=self.seed, **self.options)
         self.reference = ReferenceResolver(
             decode, Policy(per_cycle=self.per_cycle, **self.policy), Options(**self.options), seed=self.seed
         )

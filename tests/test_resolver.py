@@ -86,6 +86,22 @@ def test_closing_ends_the_thread():
     assert threading.active_count() == before
 
 
+def test_a_resolver_that_is_dropped_ends_its_thread_and_says_so():
+    def drop_one():
+        disagg.Resolver(DECODE).add(Request("held by the resolver"), NOBODY, 1)
+        gc.collect()
+
+    gc.collect()
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        drop_one()
+    until = time.monotonic() + 10
+    while threading.active_count() > threads and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
 def test_pending_at_exit_does_not_hang_the_interpreter():
     started = time.monotonic()
     run_python(

@@ -261,3 +261,33 @@ def test_the_interpreter_exits_at_once_with_a_hung_look_up(last):
     code, out, err, _ = run_python(HUNG_EXIT.replace("print(", f"{last}\nprint("))
     assert (code, err) == (0, "")
     assert time.monotonic() - float(out.split()[1]) < 3.0
+
+
+FORKED_EXIT = """
+import os, sys
+from fake_machine import FakeMachine
+from hostile import HostileHost, answers
+from disagg.transport import Transport, TransportOptions
+host = HostileHost().__enter__()
+peer = host.peer(answers())
+machine = FakeMachine()
+transport = Transport(machine, TransportOptions(1.0, 2.0, 2.0, 64))
+transport.start()
+assert machine.fetch(peer.addr).status == 200
+child = os.fork()
+if child == 0:
+    del transport, machine
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+for _ in range(3):
+    assert machine.fetch(peer.addr).status == 200
+assert transport.stop()
+host.__exit__()
+machine.close()
+"""
+
+
+def test_a_forked_child_that_exits_normally_leaves_its_parents_loop_alone():
+    # the child's copy of the loop shares the parent's epoll: closing it would unregister the parent's sockets
+    code, _, err, _ = run_python(FORKED_EXIT)
+    assert (code, err) == (0, "")

@@ -13,6 +13,7 @@ __all__ = [
     "BootstrapServer",
     "Contact",
     "DecodeRank",
+    "Driver",
     "PrefillInfo",
     "RankMapping",
     "Resolver",
@@ -345,6 +346,17 @@ class Resolver:
         """Let the deadlines go on."""
     def stats(self) -> dict[str, Any]:
         """Return counts: `pending` by stage, `peers` by state, `http` requests by kind, and others."""
+    def driver(self) -> Driver:
+        """Return what the network side drives; it does not keep the resolver alive."""
+    def set_time_ns(self, now: int) -> None:
+        """Set the virtual time in nanoseconds; it never goes back. Raises RuntimeError on the real clock."""
+    def mark_forked(self) -> None:
+        """Make every later `add` and `poll` raise RuntimeError: this process is a forked child."""
+
+@final
+class Driver:
+    """The network's side of a resolver: commands out, facts in. Every function may be called from any thread."""
+
     def bell_fileno(self) -> int:
         """Return the descriptor that is readable when the network loop has something to do."""
     def take_commands(self, limit: int) -> list[tuple[int, str, str, str, str, bytes | None, int]]:
@@ -359,10 +371,6 @@ class Resolver:
         """Return the seconds until `on_timer` is to be called, or None for never."""
     def fail_all(self, reason: str, *, closed: bool = False) -> None:
         """End every pending request, and every later one at once, as `internal` or `closed`."""
-    def set_time_ns(self, now: int) -> None:
-        """Set the virtual time in nanoseconds; it never goes back. Raises RuntimeError on the real clock."""
-    def mark_forked(self) -> None:
-        """Make every later `add` and `poll` raise RuntimeError: this process is a forked child."""
 
 @final
 class BootstrapServer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
@@ -114,23 +115,11 @@ class Resolver(_core.Resolver):
     ) -> None:
         self._pid = os.getpid()
         self._closed = False
-        self._transport = self._start_transport(options)
+        self._driver = self.driver()
+        self._transport = _start_transport(self._driver, options)
+        self._finalizer = weakref.finalize(self, _abandon, self._driver, self._transport)
+        self._finalizer.atexit = False  # `_at_exit` closes
         _alive.add(self)
-
-    def _start_transport(self, options: ResolverOptions) -> Transport:
-        from disagg.transport import Transport, TransportOptions  # noqa: PLC0415  (keeps `import disagg` light)
-
-        limits = TransportOptions(
-            connect_timeout_s=_seconds("connect_timeout_s", options.get("connect_timeout_s", CONNECT_TIMEOUT_S)),
-            total_timeout_s=_seconds("total_timeout_s", options.get("total_timeout_s", TOTAL_TIMEOUT_S)),
-            heartbeat_timeout_s=_seconds(
-                "heartbeat_timeout_s", options.get("heartbeat_timeout_s", HEARTBEAT_TIMEOUT_S)
-            ),
-            max_in_flight=_at_least_one("max_in_flight", options.get("max_in_flight", MAX_IN_FLIGHT)),
-        )
-        transport = Transport(self, limits)
-        transport.start()
-        return transport
 
     def close(self, timeout_s: float = 2.0) -> Step:
         """Fail what is pending as `closed`, stop the network thread and return the last Step.
@@ -139,7 +128,8 @@ class Resolver(_core.Resolver):
         """
         if self._pid == os.getpid() and not self._closed:
             self._closed = True
-            self.fail_all("the resolver was closed", closed=True)
+            self._finalizer.detach()
+            self._driver.fail_all("the resolver was closed", closed=True)
             self._transport.stop(timeout_s)
         return self.poll(_ALL)
 
@@ -159,6 +149,27 @@ class Resolver(_core.Resolver):
     ) -> None:
         if self._pid == os.getpid():
             self.close()
+
+
+def _start_transport(driver: _core.Driver, options: ResolverOptions) -> Transport:
+    from disagg.transport import Transport, TransportOptions  # noqa: PLC0415  (keeps `import disagg` light)
+
+    limits = TransportOptions(
+        connect_timeout_s=_seconds("connect_timeout_s", options.get("connect_timeout_s", CONNECT_TIMEOUT_S)),
+        total_timeout_s=_seconds("total_timeout_s", options.get("total_timeout_s", TOTAL_TIMEOUT_S)),
+        heartbeat_timeout_s=_seconds("heartbeat_timeout_s", options.get("heartbeat_timeout_s", HEARTBEAT_TIMEOUT_S)),
+        max_in_flight=_at_least_one("max_in_flight", options.get("max_in_flight", MAX_IN_FLIGHT)),
+    )
+    transport = Transport(driver, limits)
+    transport.start()
+    return transport
+
+
+def _abandon(driver: _core.Driver, transport: Transport) -> None:
+    """Stop the network of a resolver that was dropped without `close`, without waiting."""
+    driver.fail_all("the resolver was dropped", closed=True)
+    transport.stop(0.0)
+    warnings.warn("unclosed disagg.Resolver; use `with`, or call close()", ResourceWarning, stacklevel=2)
 
 
 def _seconds(name: str, value: float) -> float:

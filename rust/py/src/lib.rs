@@ -4,12 +4,14 @@ use pyo3::prelude::*;
 
 mod arguments;
 mod bell;
+mod driver;
 mod errors;
 mod json;
 mod rank_mapping;
 mod resolver;
 mod retry;
 mod server;
+mod shared;
 mod steps;
 mod topology;
 
@@ -19,6 +21,8 @@ mod _core {
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
 
+    #[pymodule_export]
+    use super::driver::Driver;
     #[pymodule_export]
     use super::rank_mapping::{Contact, RankMapping, compatibility, kv_head_range, map_ranks};
     #[pymodule_export]

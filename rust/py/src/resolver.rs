@@ -1,64 +1,31 @@
-//! `_core.Resolver`: the machine behind a lock, with the requests that it places.
-//!
-//! The lock is held for pure Rust only. Python objects are made before or after, and references dropped after:
-//! making one may run the garbage collector, and dropping one a `__del__`, which may call back in here.
+//! `_core.Resolver`: the scheduler's side.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use disagg_core::TransportError;
-use disagg_core::failure::FailureKind;
-use disagg_core::ids::{RequestId, Room, RouteId, Ticket};
-use disagg_core::pending::{AddError, Added, Command, Machine, Options, Route};
+use disagg_core::ids::Room;
+use disagg_core::pending::{AddError, Added, Machine, Options, Route};
 use disagg_core::time::Tick;
 use hashbrown::HashMap;
 use pyo3::PyTraverseError;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
-use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
+use pyo3::types::{PyDict, PyInt};
 
 use crate::bell::Bell;
+use crate::driver::Driver;
 use crate::retry::RetryPolicy;
-use crate::steps::{self, Taken};
+use crate::shared::{Clock, Shared, State};
+use crate::steps;
 use crate::topology::DecodeRank;
 
 /// The pending requests of one decode rank; `disagg.Resolver` adds the network.
 #[pyclass(module = "disagg._core", name = "Resolver", frozen, subclass, weakref)]
 pub struct Resolver {
-    state: Mutex<State>,
-    clock: Clock,
-    bell: Bell,
-    /// This process is a child of the one that made it.
-    forked: AtomicBool,
-}
-
-/// What the lock guards.
-struct State {
-    machine: Machine,
-    /// The objects of the requests that are held, by slot.
-    objects: Vec<Option<(RequestId, Py<PyAny>)>>,
-    /// Slots by the identity of their object.
-    held: HashMap<usize, RequestId>,
-    /// Ready-made `Route`s of what the machine has cached.
-    routes: HashMap<RouteId, Py<PyAny>>,
-}
-
-enum Clock {
-    Monotonic(Instant),
-    Virtual(AtomicU64),
-}
-
-impl Clock {
-    fn now(&self) -> Tick {
-        Tick::from_nanos(match self {
-            Self::Monotonic(start) => u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            Self::Virtual(nanos) => nanos.load(Ordering::Relaxed),
-        })
-    }
+    shared: Arc<Shared>,
 }
 
 /// What `add` found, carried out of the lock.
@@ -142,11 +109,14 @@ impl Resolver {
             held: HashMap::new(),
             routes: HashMap::new(),
         };
-        Ok(Self {
+        let shared = Shared {
             state: Mutex::new(state),
             clock,
             bell: Bell::new()?,
             forked: AtomicBool::new(false),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
         })
     }
 
@@ -163,14 +133,17 @@ impl Resolver {
         let preset = dp_rank.map(preset_of).transpose()?;
         let identity = request.as_ptr().addr();
         let kept = request.clone().unbind();
-        let mut state = self.live(py)?;
+        let mut state = self.shared.live(py)?;
         if state.held.contains_key(&identity) {
             drop(state);
             return Err(PyValueError::new_err(
                 "request is pending already; discard it first",
             ));
         }
-        let found = match state.machine.add(self.clock.now(), addr, room, preset) {
+        let found = match state
+            .machine
+            .add(self.shared.clock.now(), addr, room, preset)
+        {
             Err(AddError::Addr(error)) => {
                 drop(state);
                 return Err(PyValueError::new_err(format!("address {addr:?}: {error}")));
@@ -185,14 +158,14 @@ impl Resolver {
             }
             Ok(Added::Pending(id)) => {
                 state.keep(id, identity, kept);
-                self.ring_if_needed(&mut state);
+                self.shared.ring_if_needed(&mut state);
                 return Ok(None);
             }
         };
         drop(state);
         match found {
             Found::Ready(route) => Ok(Some(route)),
-            Found::ToMake(route) => self.make_route(py, &route).map(Some),
+            Found::ToMake(route) => self.shared.make_route(py, &route).map(Some),
         }
     }
 
@@ -202,9 +175,9 @@ impl Resolver {
             return Err(PyValueError::new_err("limit 0 must be at least 1"));
         }
         let (step, taken, retired) = {
-            let mut state = self.live(py)?;
-            let mut step = state.machine.poll(self.clock.now(), limit);
-            self.ring_if_needed(&mut state);
+            let mut state = self.shared.live(py)?;
+            let mut step = state.machine.poll(self.shared.clock.now(), limit);
+            self.shared.ring_if_needed(&mut state);
             if step.seq == 0 {
                 drop(state);
                 return steps::empty(py);
@@ -213,18 +186,18 @@ impl Resolver {
             (step, state.take(py, ended), state.retire())
         };
         drop(retired);
-        steps::to_python(py, self, step, taken)
+        steps::to_python(py, &self.shared, step, taken)
     }
 
     fn discard(&self, request: &Bound<'_, PyAny>) {
         let py = request.py();
         let object = {
-            let mut state = self.lock(py);
+            let mut state = self.shared.lock(py);
             let Some(id) = state.held.remove(&request.as_ptr().addr()) else {
                 return;
             };
-            state.machine.discard(self.clock.now(), id);
-            self.ring_if_needed(&mut state);
+            state.machine.discard(self.shared.clock.now(), id);
+            self.shared.ring_if_needed(&mut state);
             state.let_go(id)
         };
         drop(object);
@@ -232,8 +205,8 @@ impl Resolver {
 
     fn discard_all(&self, py: Python<'_>) {
         let objects = {
-            let mut state = self.lock(py);
-            state.machine.discard_all(self.clock.now());
+            let mut state = self.shared.lock(py);
+            state.machine.discard_all(self.shared.clock.now());
             state.held = HashMap::new();
             mem::take(&mut state.objects)
         };
@@ -242,7 +215,7 @@ impl Resolver {
 
     fn release(&self, py: Python<'_>, room: &Bound<'_, PyAny>) -> PyResult<()> {
         let room = room_of(room)?;
-        self.lock(py).machine.release(room);
+        self.shared.lock(py).machine.release(room);
         Ok(())
     }
 
@@ -253,11 +226,11 @@ impl Resolver {
                 "http_status {http_status} is not from 400 to 599"
             )));
         }
-        let mut state = self.lock(room.py());
+        let mut state = self.shared.lock(room.py());
         let failed = state
             .machine
-            .fail_room(self.clock.now(), number, reason, http_status);
-        self.ring_if_needed(&mut state);
+            .fail_room(self.shared.clock.now(), number, reason, http_status);
+        self.shared.ring_if_needed(&mut state);
         Ok(failed)
     }
 
@@ -270,112 +243,29 @@ impl Resolver {
     }
 
     fn pause(&self, py: Python<'_>) {
-        let mut state = self.lock(py);
-        state.machine.pause(self.clock.now());
+        let mut state = self.shared.lock(py);
+        state.machine.pause(self.shared.clock.now());
     }
 
     fn resume(&self, py: Python<'_>) {
-        let mut state = self.lock(py);
-        state.machine.resume(self.clock.now());
-        self.ring_if_needed(&mut state);
+        let mut state = self.shared.lock(py);
+        state.machine.resume(self.shared.clock.now());
+        self.shared.ring_if_needed(&mut state);
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.lock(py).machine.stats();
+        let stats = self.shared.lock(py).machine.stats();
         steps::stats_to_python(py, &stats)
     }
 
-    // The network's side.
-
-    fn bell_fileno(&self) -> i32 {
-        self.bell.fileno()
-    }
-
-    fn take_commands<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<Bound<'py, PyList>> {
-        let mut commands: Vec<Command> = Vec::new();
-        let retired = {
-            let mut state = self.lock(py);
-            while commands.len() < limit {
-                let Some(command) = state.machine.poll_command() else {
-                    self.bell.silence();
-                    break;
-                };
-                commands.push(command);
-            }
-            state.retire()
-        };
-        drop(retired);
-        let tuples = commands.into_iter().map(|command| {
-            (
-                command.ticket.0,
-                command.kind.as_str(),
-                command.addr.to_string(),
-                if command.body.is_some() {
-                    "POST"
-                } else {
-                    "GET"
-                },
-                command.path,
-                command.body.map(|body| PyBytes::new(py, &body)),
-                command.max_body,
-            )
-        });
-        PyList::new(py, tuples.collect::<Vec<_>>())
-    }
-
-    #[pyo3(signature = (ticket, status, body, instance = None))]
-    fn on_response(
-        &self,
-        py: Python<'_>,
-        ticket: u64,
-        status: u16,
-        body: &[u8],
-        instance: Option<&str>,
-    ) {
-        let mut state = self.lock(py);
-        state
-            .machine
-            .on_response(self.clock.now(), Ticket(ticket), status, body, instance);
-        self.ring_if_needed(&mut state);
-    }
-
-    fn on_error(&self, py: Python<'_>, ticket: u64, what: &str, message: &str) {
-        let message = if message.is_empty() { what } else { message };
-        let mut state = self.lock(py);
-        let error = TransportError::from_name(what);
-        state
-            .machine
-            .on_error(self.clock.now(), Ticket(ticket), error, message);
-        self.ring_if_needed(&mut state);
-    }
-
-    fn on_timer(&self, py: Python<'_>) {
-        let mut state = self.lock(py);
-        state.machine.on_timer(self.clock.now());
-        self.ring_if_needed(&mut state);
-    }
-
-    fn next_timer(&self, py: Python<'_>) -> Option<f64> {
-        let now = self.clock.now();
-        let due = self.lock(py).machine.poll_timer()?;
-        Some(due.since(now).as_secs_f64())
-    }
-
-    #[pyo3(signature = (reason, *, closed = false))]
-    fn fail_all(&self, py: Python<'_>, reason: &str, closed: bool) {
-        let kind = if closed {
-            FailureKind::Closed
-        } else {
-            FailureKind::Internal
-        };
-        let mut state = self.lock(py);
-        state.machine.fail_all(self.clock.now(), kind, reason);
-        self.ring_if_needed(&mut state);
+    /// What the network side drives.
+    fn driver(&self) -> Driver {
+        Driver(Arc::clone(&self.shared))
     }
 
     /// Set the time in nanoseconds; only with `virtual_time`.
     fn set_time_ns(&self, now: u64) -> PyResult<()> {
-        match &self.clock {
+        match &self.shared.clock {
             Clock::Virtual(nanos) => {
                 nanos.fetch_max(now, Ordering::Relaxed);
                 Ok(())
@@ -388,7 +278,7 @@ impl Resolver {
 
     /// This process is a forked child: nothing here works any more.
     fn mark_forked(&self) {
-        self.forked.store(true, Ordering::Relaxed);
+        self.shared.forked.store(true, Ordering::Relaxed);
     }
 
     fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<()> {
@@ -400,7 +290,7 @@ impl Resolver {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // The lock is free whenever the collector can run: nothing is allocated in Python under it.
-        let Ok(state) = self.state.try_lock() else {
+        let Ok(state) = self.shared.state.try_lock() else {
             return Ok(());
         };
         for (_, object) in state.objects.iter().flatten() {
@@ -413,7 +303,7 @@ impl Resolver {
     }
 
     fn __clear__(&self) {
-        let Ok(mut state) = self.state.try_lock() else {
+        let Ok(mut state) = self.shared.state.try_lock() else {
             return;
         };
         state.held = HashMap::new();
@@ -424,115 +314,19 @@ impl Resolver {
 }
 
 impl Resolver {
-    /// The `Route` object of a route, made on its first use.
-    pub fn make_route(&self, py: Python<'_>, route: &Arc<Route>) -> PyResult<Py<PyAny>> {
-        let made = steps::route_to_python(py, route)?;
-        if !route.fake {
-            let mut state = self.lock(py);
-            // One that has been retired meanwhile would never be dropped again.
-            if state.machine.is_cached(route) {
-                let kept = state.routes.insert(route.id, made.clone_ref(py));
-                drop(state);
-                drop(kept);
-            }
-        }
-        Ok(made)
-    }
-
     fn told(
         &self,
         py: Python<'_>,
         addr: &str,
         tell: impl FnOnce(&mut Machine, Tick, &str) -> Result<bool, AddError>,
     ) -> PyResult<bool> {
-        let mut state = self.lock(py);
-        let known = tell(&mut state.machine, self.clock.now(), addr);
-        self.ring_if_needed(&mut state);
+        let mut state = self.shared.lock(py);
+        let known = tell(&mut state.machine, self.shared.clock.now(), addr);
+        self.shared.ring_if_needed(&mut state);
         drop(state);
         known.map_err(|AddError::Addr(error)| {
             PyValueError::new_err(format!("address {addr:?}: {error}"))
         })
-    }
-
-    fn live(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, State>> {
-        if self.forked.load(Ordering::Relaxed) {
-            return Err(PyRuntimeError::new_err(
-                "this resolver was made before a fork; make one in the child process",
-            ));
-        }
-        Ok(self.lock(py))
-    }
-
-    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, State> {
-        // A panic under the lock is a bug that PyO3 has raised already; the machine's functions leave no list
-        // half-linked on the paths that can be met, so later calls go on rather than stop the scheduler.
-        self.state
-            .lock_py_attached(py)
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn ring_if_needed(&self, state: &mut State) {
-        if state.machine.take_bell() {
-            self.bell.ring();
-        }
-    }
-}
-
-impl State {
-    fn keep(&mut self, id: RequestId, identity: usize, object: Py<PyAny>) {
-        let slot = usize::try_from(id.slot).unwrap_or(usize::MAX);
-        if self.objects.len() <= slot {
-            self.objects.resize_with(slot + 1, || None);
-        }
-        if let Some(place) = self.objects.get_mut(slot) {
-            *place = Some((id, object));
-        }
-        self.held.insert(identity, id);
-    }
-
-    fn let_go(&mut self, id: RequestId) -> Option<Py<PyAny>> {
-        let slot = usize::try_from(id.slot).unwrap_or(usize::MAX);
-        let (_, object) = self.objects.get_mut(slot)?.take()?;
-        self.held.remove(&object.as_ptr().addr());
-        if self.held.is_empty() {
-            self.objects = Vec::new();
-            self.held = HashMap::new();
-        }
-        Some(object)
-    }
-
-    /// The objects and ready-made routes of a step.
-    fn take(
-        &mut self,
-        py: Python<'_>,
-        ended: Vec<(RequestId, disagg_core::pending::Outcome)>,
-    ) -> Vec<Taken> {
-        use disagg_core::pending::Outcome::{Failed, Routed};
-        let mut taken = Vec::with_capacity(ended.len());
-        for (id, outcome) in ended {
-            let Some(object) = self.let_go(id) else {
-                continue;
-            };
-            let made = match &outcome {
-                Routed(route) => self.routes.get(&route.id).map(|made| made.clone_ref(py)),
-                Failed(_) => None,
-            };
-            taken.push(Taken {
-                object,
-                outcome,
-                made,
-            });
-        }
-        taken
-    }
-
-    /// The objects of routes that are not given out any more, to be dropped after unlocking.
-    fn retire(&mut self) -> Vec<Py<PyAny>> {
-        let retired = self.machine.poll_retired();
-        retired
-            .iter()
-            .filter_map(|id| self.routes.remove(id))
-            .collect()
     }
 }
 

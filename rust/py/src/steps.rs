@@ -11,7 +11,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::rank_mapping::RankMapping;
-use crate::resolver::Resolver;
+use crate::shared::Shared;
 use crate::topology::PrefillInfo;
 
 /// One request of a step, out of the lock.
@@ -36,7 +36,7 @@ pub fn empty(py: Python<'_>) -> PyResult<Py<PyAny>> {
 /// A `Step`; makes each `Route` and `Failure` once.
 pub fn to_python(
     py: Python<'_>,
-    resolver: &Resolver,
+    shared: &Shared,
     step: Step,
     taken: Vec<Taken>,
 ) -> PyResult<Py<PyAny>> {
@@ -55,7 +55,7 @@ pub fn to_python(
                     (Some(made), _) => made,
                     (None, Some(made)) => made.clone_ref(py),
                     (None, None) => {
-                        let made = resolver.make_route(py, &route)?;
+                        let made = shared.make_route(py, &route)?;
                         routes.insert(route.id, made.clone_ref(py));
                         made
                     }

@@ -1,0 +1,164 @@
+//! What `Resolver` and `Driver` share: the machine behind a lock, with the requests that it places.
+//!
+//! The lock is held for pure Rust only. Python objects are made before or after, and references dropped after:
+//! making one may run the garbage collector, and dropping one a `__del__`, which may call back in here.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use disagg_core::ids::{RequestId, RouteId};
+use disagg_core::pending::{Machine, Route};
+use disagg_core::time::Tick;
+use hashbrown::HashMap;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+
+use crate::bell::Bell;
+use crate::steps::{self, Taken};
+
+/// One machine, its time and its bell.
+pub struct Shared {
+    /// Take it with [`Shared::lock`].
+    pub state: Mutex<State>,
+    /// Where time comes from.
+    pub clock: Clock,
+    /// Wakes the network side.
+    pub bell: Bell,
+    /// This process is a child of the one that made it.
+    pub forked: AtomicBool,
+}
+
+/// What the lock guards.
+pub struct State {
+    /// Decides everything.
+    pub machine: Machine,
+    /// The objects of the requests that are held, by slot.
+    pub objects: Vec<Option<(RequestId, Py<PyAny>)>>,
+    /// Slots by the identity of their object.
+    pub held: HashMap<usize, RequestId>,
+    /// Ready-made `Route`s of what the machine has cached.
+    pub routes: HashMap<RouteId, Py<PyAny>>,
+}
+
+/// Where time comes from.
+pub enum Clock {
+    /// From the system.
+    Monotonic(Instant),
+    /// From the caller, in nanoseconds.
+    Virtual(AtomicU64),
+}
+
+impl Clock {
+    /// The time now.
+    pub fn now(&self) -> Tick {
+        Tick::from_nanos(match self {
+            Self::Monotonic(start) => u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            Self::Virtual(nanos) => nanos.load(Ordering::Relaxed),
+        })
+    }
+}
+
+impl Shared {
+    /// The `Route` object of a route, made on its first use.
+    pub fn make_route(&self, py: Python<'_>, route: &Arc<Route>) -> PyResult<Py<PyAny>> {
+        let made = steps::route_to_python(py, route)?;
+        if !route.fake {
+            let mut state = self.lock(py);
+            // One that has been retired meanwhile would never be dropped again.
+            if state.machine.is_cached(route) {
+                let kept = state.routes.insert(route.id, made.clone_ref(py));
+                drop(state);
+                drop(kept);
+            }
+        }
+        Ok(made)
+    }
+
+    /// The state, unless this process is a forked child.
+    pub fn live(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, State>> {
+        if self.forked.load(Ordering::Relaxed) {
+            return Err(PyRuntimeError::new_err(
+                "this resolver was made before a fork; make one in the child process",
+            ));
+        }
+        Ok(self.lock(py))
+    }
+
+    /// The state.
+    pub fn lock(&self, py: Python<'_>) -> MutexGuard<'_, State> {
+        // A panic under the lock is a bug that PyO3 has raised already; the machine's functions leave no list
+        // half-linked on the paths that can be met, so later calls go on rather than stop the scheduler.
+        self.state
+            .lock_py_attached(py)
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Wake the network side if it has something to do that it does not know of.
+    pub fn ring_if_needed(&self, state: &mut State) {
+        if state.machine.take_bell() {
+            self.bell.ring();
+        }
+    }
+}
+
+impl State {
+    /// Hold the object of a new request.
+    pub fn keep(&mut self, id: RequestId, identity: usize, object: Py<PyAny>) {
+        let slot = usize::try_from(id.slot).unwrap_or(usize::MAX);
+        if self.objects.len() <= slot {
+            self.objects.resize_with(slot + 1, || None);
+        }
+        if let Some(place) = self.objects.get_mut(slot) {
+            *place = Some((id, object));
+        }
+        self.held.insert(identity, id);
+    }
+
+    /// Give up the object of a request, to be dropped after unlocking.
+    pub fn let_go(&mut self, id: RequestId) -> Option<Py<PyAny>> {
+        let slot = usize::try_from(id.slot).unwrap_or(usize::MAX);
+        let (_, object) = self.objects.get_mut(slot)?.take()?;
+        self.held.remove(&object.as_ptr().addr());
+        if self.held.is_empty() {
+            self.objects = Vec::new();
+            self.held = HashMap::new();
+        }
+        Some(object)
+    }
+
+    /// The objects and ready-made routes of a step.
+    pub fn take(
+        &mut self,
+        py: Python<'_>,
+        ended: Vec<(RequestId, disagg_core::pending::Outcome)>,
+    ) -> Vec<Taken> {
+        use disagg_core::pending::Outcome::{Failed, Routed};
+        let mut taken = Vec::with_capacity(ended.len());
+        for (id, outcome) in ended {
+            let Some(object) = self.let_go(id) else {
+                continue;
+            };
+            let made = match &outcome {
+                Routed(route) => self.routes.get(&route.id).map(|made| made.clone_ref(py)),
+                Failed(_) => None,
+            };
+            taken.push(Taken {
+                object,
+                outcome,
+                made,
+            });
+        }
+        taken
+    }
+
+    /// The objects of routes that are not given out any more, to be dropped after unlocking.
+    pub fn retire(&mut self) -> Vec<Py<PyAny>> {
+        let retired = self.machine.poll_retired();
+        retired
+            .iter()
+            .filter_map(|id| self.routes.remove(id))
+            .collect()
+    }
+}
