@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 
@@ -11,6 +12,8 @@ from disagg.reference.model import Options, Policy
 from disagg.reference.pending import ReferenceResolver
 
 SECOND = 1_000_000_000
+ROOMS = itertools.count(1000)
+A, B = "10.0.0.1:8998", "10.0.0.2:8998"
 
 
 class Request:
@@ -219,3 +222,42 @@ def same_mapping(mine, other):
         "required_dst_info_num", "required_prefill_response_num",
     )  # fmt: skip
     return all(getattr(mine, name) == getattr(other, name) for name in fields)
+
+
+def make(policy=None, decode=None, per_cycle=False, **options):
+    decode = {"attn_tp_size": 1, "engine_rank": 0, "page_size": 64} | (decode or {})
+    return Pair(policy or {}, options, decode, per_cycle)
+
+
+def add(pair, name, addr=A, room=None, dp_rank=None):
+    request = Request(name)
+    pair.add(request, addr, next(ROOMS) if room is None else room, dp_rank)
+    return request
+
+
+def answer_topology(pair, body, instance=None):
+    pair.answer(pair.only("topology"), 200, body, instance)
+
+
+def answer_endpoints(pair, port=5000):
+    while lookups := [flight for flight in pair.flights if flight.kind == "endpoint"]:
+        pair.answer(lookups[0], 200, endpoint(port))
+
+
+def make_ready(pair, body, addr=A, room=1, instance=None, port=5000):
+    """Bring one request of `addr` through; returns its route."""
+    request = add(pair, f"first at {addr}", addr, room)
+    answer_topology(pair, body, instance)
+    answer_endpoints(pair, port)
+    answer_topology(pair, body, instance)
+    pair.poll()
+    return pair.ends[request]
+
+
+def run(pair, seconds, step=0.05, on_flight=None):
+    """Poll for some time, answering each flight with `on_flight`."""
+    for _ in range(round(seconds / step)):
+        pair.advance(step)
+        for flight in list(pair.flights):
+            if on_flight and flight in pair.flights:
+                on_flight(flight)

@@ -6,6 +6,7 @@ mod deadlines;
 mod dp_rank;
 mod driver;
 mod endpoints;
+mod lives;
 mod options;
 mod peer;
 mod peers;
