@@ -85,9 +85,7 @@ pub fn canonical(text: &str, default_port: Option<u16>) -> Result<String, AddrEr
 /// The host of a canonical address.
 #[must_use]
 pub fn host_of(canonical: &str) -> &str {
-    canonical
-        .rsplit_once(':')
-        .map_or(canonical, |(host, _)| host)
+    canonical.rsplit_once(':').map_or(canonical, |(host, _)| host)
 }
 
 fn check_characters(text: &str) -> Result<(), AddrError> {
@@ -141,9 +139,7 @@ fn canonical_ipv6(text: &str) -> Result<String, AddrError> {
     };
     let good = |zone: &str| {
         (1..=32).contains(&zone.len())
-            && zone
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+            && zone.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
     };
     if zone.is_some_and(|zone| !good(zone)) {
         return Err(AddrError::Zone);
@@ -165,9 +161,8 @@ fn canonical_name(host: &str) -> Result<String, AddrError> {
         _ => lower.as_str(),
     };
     let last = named.rsplit('.').next().unwrap_or(named);
-    let hexadecimal = last
-        .strip_prefix("0x")
-        .is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let hexadecimal =
+        last.strip_prefix("0x").is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
     if hexadecimal || (!last.is_empty() && last.bytes().all(|byte| byte.is_ascii_digit())) {
         // Other number forms (127.1, 0x7f.1, 010.0.0.1) would be second spellings of an address.
         return match host.parse::<Ipv4Addr>() {
@@ -175,11 +170,7 @@ fn canonical_name(host: &str) -> Result<String, AddrError> {
             Err(_) => Err(AddrError::Ipv4),
         };
     }
-    if host.len() <= 253 && named.split('.').all(is_label) {
-        Ok(lower)
-    } else {
-        Err(AddrError::Host)
-    }
+    if host.len() <= 253 && named.split('.').all(is_label) { Ok(lower) } else { Err(AddrError::Host) }
 }
 
 fn is_label(label: &str) -> bool {
@@ -201,20 +192,13 @@ mod tests {
     fn spellings_of_one_address_are_one() {
         for (text, expected) in [
             ("10.0.0.7", "10.0.0.7:8998"),
-            (
-                "Prefill-1.Cluster.LOCAL:9000",
-                "prefill-1.cluster.local:9000",
-            ),
+            ("Prefill-1.Cluster.LOCAL:9000", "prefill-1.cluster.local:9000"),
             ("[0:0:0:0:0:0:0:1]:8998", "[::1]:8998"),
             ("[::1]", "[::1]:8998"),
             ("[FE80::1%eth0]:1", "[fe80::1%eth0]:1"),
             ("localhost:08998", "localhost:8998"),
         ] {
-            assert_eq!(
-                canonical(text, Some(8998)).as_deref(),
-                Ok(expected),
-                "{text}"
-            );
+            assert_eq!(canonical(text, Some(8998)).as_deref(), Ok(expected), "{text}");
         }
     }
 

@@ -85,10 +85,7 @@ impl Answer {
             404 if not_found_is_transient => transient(FailureKind::NotReady, text()),
             429 | 500.. => transient(FailureKind::Unreachable, text()),
             413 | ..300 => transient(FailureKind::ProtocolError, text()),
-            300..500 => Self::Permanent {
-                kind: FailureKind::NotARegistry,
-                text: text(),
-            },
+            300..500 => Self::Permanent { kind: FailureKind::NotARegistry, text: text() },
         }
     }
 
@@ -114,10 +111,9 @@ impl Answer {
                 kind: FailureKind::NotReady,
                 text: "answered null sizes: not ready".to_string(),
             },
-            Err(error) => Self::Transient {
-                kind: FailureKind::ProtocolError,
-                text: format!("protocol error: {error}"),
-            },
+            Err(error) => {
+                Self::Transient { kind: FailureKind::ProtocolError, text: format!("protocol error: {error}") }
+            }
         }
     }
 }

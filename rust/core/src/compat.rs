@@ -19,12 +19,7 @@ pub use reason::{Incompatible, Reason, ReasonKind, Severity, Side};
 pub fn check(decode: &DecodeRank, prefill: &PrefillInfo) -> Vec<Reason> {
     let mut reasons = Vec::new();
     visit(decode, prefill, &mut |kind, severity, local, remote| {
-        reasons.push(Reason {
-            kind,
-            severity,
-            local: local.to_side(),
-            remote: remote.to_side(),
-        });
+        reasons.push(Reason { kind, severity, local: local.to_side(), remote: remote.to_side() });
     });
     reasons
 }
@@ -65,12 +60,7 @@ fn visit<'a>(decode: &'a DecodeRank, prefill: &'a PrefillInfo, report: Report<'_
     visit_dcp(decode, prefill, report);
     let contacts = count_contacts(decode, prefill);
     if contacts > MAX_CONTACTS {
-        report(
-            ReasonKind::Contacts,
-            Severity::Fatal,
-            View::Absent,
-            View::Count(contacts),
-        );
+        report(ReasonKind::Contacts, Severity::Fatal, View::Absent, View::Count(contacts));
     }
 }
 
@@ -102,18 +92,10 @@ fn visit_policy<'a>(decode: &'a DecodeRank, prefill: &'a PrefillInfo, report: Re
     let remote = theirs.decode_allocation_policy.as_deref();
     if local.is_some() && remote.is_some() && local != remote {
         let (local, remote) = (View::text(local), View::text(remote));
-        report(
-            ReasonKind::DecodeAllocationPolicy,
-            Severity::Fatal,
-            local,
-            remote,
-        );
+        report(ReasonKind::DecodeAllocationPolicy, Severity::Fatal, local, remote);
     }
     if ours.spec_layout != theirs.spec_layout {
-        let (local, remote) = (
-            View::json(&ours.spec_layout),
-            View::json(&theirs.spec_layout),
-        );
+        let (local, remote) = (View::json(&ours.spec_layout), View::json(&theirs.spec_layout));
         report(ReasonKind::SpecLayout, Severity::Fatal, local, remote);
     }
     // Either side's word is enough: a decode that states no policy must not find out while it waits.
@@ -129,8 +111,7 @@ fn visit_policy<'a>(decode: &'a DecodeRank, prefill: &'a PrefillInfo, report: Re
 fn visit_tp<'a>(decode: &'a DecodeRank, prefill: &'a PrefillInfo, report: Report<'_, 'a>) {
     let (local, remote) = (decode.attn_tp_size(), prefill.attn_tp_size());
     if local != remote {
-        let mut unequal =
-            |kind, severity| report(kind, severity, View::Number(local), View::Number(remote));
+        let mut unequal = |kind, severity| report(kind, severity, View::Number(local), View::Number(remote));
         if decode.spec().requires_equal_tp {
             unequal(ReasonKind::EqualTp, Severity::Fatal);
         }
@@ -144,14 +125,9 @@ fn visit_tp<'a>(decode: &'a DecodeRank, prefill: &'a PrefillInfo, report: Report
     }
     if decode.kv() != KvKind::Mla
         && let Some(heads) = decode.spec().num_kv_heads
-        && [local, remote]
-            .map(|tp| kv_head_range(heads, tp, 0))
-            .contains(&None)
+        && [local, remote].map(|tp| kv_head_range(heads, tp, 0)).contains(&None)
     {
-        let (local, remote) = (
-            View::Heads { heads, tp: local },
-            View::Heads { heads, tp: remote },
-        );
+        let (local, remote) = (View::Heads { heads, tp: local }, View::Heads { heads, tp: remote });
         report(ReasonKind::NumKvHeads, Severity::Fatal, local, remote);
     }
 }
@@ -160,10 +136,7 @@ fn visit_other_sizes<'a>(decode: &'a DecodeRank, prefill: &'a PrefillInfo, repor
     let ours = decode.spec();
     // A policy, not a law: peers experiment with equal CP on both sides (CASES area 1, moving targets).
     if ours.attn_cp_size != 1 {
-        let (local, remote) = (
-            View::Number(ours.attn_cp_size),
-            View::Number(prefill.attn_cp_size()),
-        );
+        let (local, remote) = (View::Number(ours.attn_cp_size), View::Number(prefill.attn_cp_size()));
         report(ReasonKind::DecodeCp, Severity::Fatal, local, remote);
     }
     if ours.pp_size != 1 && ours.pp_size != prefill.pp_size() {
@@ -185,12 +158,7 @@ fn visit_dcp<'a>(decode: &'a DecodeRank, prefill: &'a PrefillInfo, report: Repor
         report(ReasonKind::DcpPrefillCp, Severity::Fatal, local, remote);
     }
     if prefill.spec().enable_kv_cache_sharding {
-        report(
-            ReasonKind::DcpSharding,
-            Severity::Fatal,
-            local,
-            View::Switch(true),
-        );
+        report(ReasonKind::DcpSharding, Severity::Fatal, local, View::Switch(true));
     }
 }
 
@@ -201,11 +169,7 @@ fn dtype_severity(local: &str, remote: &str, strict: bool) -> Option<Severity> {
         return None;
     }
     let unresolved = local == "auto" || remote == "auto";
-    Some(if unresolved && !strict {
-        Severity::Warning
-    } else {
-        Severity::Fatal
-    })
+    Some(if unresolved && !strict { Severity::Warning } else { Severity::Fatal })
 }
 
 /// A [`Side`] that borrows.
@@ -239,11 +203,9 @@ impl<'a> View<'a> {
             Self::Text(text) => Side::Text(text.to_string()),
             Self::Json(value) => Side::Json(value.clone()),
             Self::Heads { heads, tp } => Side::Heads { heads, tp },
-            Self::Sizes(info) => Side::Sizes {
-                tp: info.attn_tp_size(),
-                cp: info.attn_cp_size(),
-                pp: info.pp_size(),
-            },
+            Self::Sizes(info) => {
+                Side::Sizes { tp: info.attn_tp_size(), cp: info.attn_cp_size(), pp: info.pp_size() }
+            }
         }
     }
 }

@@ -5,17 +5,11 @@ use alloc::string::String;
 use serde_json::json;
 
 fn reasons(ours: DecodeRankSpec, theirs: PrefillInfoSpec) -> Vec<Reason> {
-    check(
-        &DecodeRank::new(ours).unwrap(),
-        &PrefillInfo::new(theirs).unwrap(),
-    )
+    check(&DecodeRank::new(ours).unwrap(), &PrefillInfo::new(theirs).unwrap())
 }
 
 fn texts(ours: DecodeRankSpec, theirs: PrefillInfoSpec) -> Vec<String> {
-    reasons(ours, theirs)
-        .iter()
-        .map(ToString::to_string)
-        .collect()
+    reasons(ours, theirs).iter().map(ToString::to_string).collect()
 }
 
 #[test]
@@ -67,32 +61,17 @@ fn all_differences_are_reported_at_once_with_both_values() {
 
 #[test]
 fn auto_against_a_concrete_dtype_warns_and_refuses_only_when_strict() {
-    let theirs = PrefillInfoSpec {
-        kv_cache_dtype: Some("bfloat16".into()),
-        ..Default::default()
-    };
+    let theirs = PrefillInfoSpec { kv_cache_dtype: Some("bfloat16".into()), ..Default::default() };
     let lax = reasons(DecodeRankSpec::default(), theirs.clone());
     assert_eq!(lax[0].severity, Severity::Warning);
-    let strict = reasons(
-        DecodeRankSpec {
-            strict_dtype: true,
-            ..Default::default()
-        },
-        theirs,
-    );
+    let strict = reasons(DecodeRankSpec { strict_dtype: true, ..Default::default() }, theirs);
     assert_eq!(strict[0].severity, Severity::Fatal);
 }
 
 #[test]
 fn the_spellings_of_one_dtype_are_equal() {
-    let ours = DecodeRankSpec {
-        kv_cache_dtype: Some("fp8_e4m3".into()),
-        ..Default::default()
-    };
-    let theirs = PrefillInfoSpec {
-        kv_cache_dtype: Some("torch.float8_e4m3fn".into()),
-        ..Default::default()
-    };
+    let ours = DecodeRankSpec { kv_cache_dtype: Some("fp8_e4m3".into()), ..Default::default() };
+    let theirs = PrefillInfoSpec { kv_cache_dtype: Some("torch.float8_e4m3fn".into()), ..Default::default() };
     assert!(reasons(ours, theirs).is_empty());
 }
 
@@ -114,68 +93,31 @@ fn what_one_side_does_not_state_is_not_compared() {
 
 #[test]
 fn unequal_tp_warns_only_for_per_head_caches() {
-    let theirs = PrefillInfoSpec {
-        attn_tp_size: 2,
-        ..Default::default()
-    };
+    let theirs = PrefillInfoSpec { attn_tp_size: 2, ..Default::default() };
     let mha = texts(DecodeRankSpec::default(), theirs.clone());
-    assert_eq!(
-        mha,
-        ["decode tp 1, prefill tp 2: slow when unequal and kv is mha"]
-    );
-    let ours = DecodeRankSpec {
-        kv: KvKind::HybridMla,
-        ..Default::default()
-    };
+    assert_eq!(mha, ["decode tp 1, prefill tp 2: slow when unequal and kv is mha"]);
+    let ours = DecodeRankSpec { kv: KvKind::HybridMla, ..Default::default() };
     assert!(texts(ours, theirs).is_empty());
 }
 
 #[test]
 fn sharded_mla_needs_equal_tp() {
-    let ours = DecodeRankSpec {
-        kv: KvKind::Mla,
-        ..Default::default()
-    };
-    let theirs = PrefillInfoSpec {
-        attn_tp_size: 2,
-        enable_kv_cache_sharding: true,
-        ..Default::default()
-    };
-    assert_eq!(
-        texts(ours, theirs),
-        ["decode tp 1, prefill tp 2: sharded mla needs equal tp"]
-    );
+    let ours = DecodeRankSpec { kv: KvKind::Mla, ..Default::default() };
+    let theirs = PrefillInfoSpec { attn_tp_size: 2, enable_kv_cache_sharding: true, ..Default::default() };
+    assert_eq!(texts(ours, theirs), ["decode tp 1, prefill tp 2: sharded mla needs equal tp"]);
 }
 
 #[test]
 fn more_contacts_than_one_rank_may_have_are_refused() {
-    let ours = DecodeRankSpec {
-        all_cp_ranks: Some(true),
-        ..Default::default()
-    };
-    let theirs = PrefillInfoSpec {
-        attn_cp_size: 4_097,
-        ..Default::default()
-    };
+    let ours = DecodeRankSpec { all_cp_ranks: Some(true), ..Default::default() };
+    let theirs = PrefillInfoSpec { attn_cp_size: 4_097, ..Default::default() };
     let found = texts(ours, theirs);
-    assert_eq!(
-        found,
-        ["4097 contacts of one decode rank: must be at most 4096"]
-    );
+    assert_eq!(found, ["4097 contacts of one decode rank: must be at most 4096"]);
 }
 
 #[test]
 fn a_size_that_the_decode_rank_does_not_exceed_is_named_first() {
-    let ours = DecodeRankSpec {
-        attn_tp_size: 4,
-        ..Default::default()
-    };
-    let theirs = PrefillInfoSpec {
-        attn_tp_size: 6,
-        ..Default::default()
-    };
-    assert_eq!(
-        texts(ours, theirs),
-        ["decode tp 4 does not divide prefill tp 6"]
-    );
+    let ours = DecodeRankSpec { attn_tp_size: 4, ..Default::default() };
+    let theirs = PrefillInfoSpec { attn_tp_size: 6, ..Default::default() };
+    assert_eq!(texts(ours, theirs), ["decode tp 4 does not divide prefill tp 6"]);
 }

@@ -42,20 +42,10 @@ impl core::error::Error for InvalidValue {}
 impl fmt::Display for InvalidValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OutOfRange {
-                field,
-                value,
-                min,
-                max,
-            } => {
+            Self::OutOfRange { field, value, min, max } => {
                 write!(f, "{field} {value}: must be from {min} to {max}")
             }
-            Self::RankNotBelowSize {
-                field,
-                rank,
-                size_field,
-                size,
-            } => {
+            Self::RankNotBelowSize { field, rank, size_field, size } => {
                 write!(f, "{field} {rank}: must be below {size_field} {size}")
             }
             Self::TooManyRanks { ranks, max } => {
@@ -80,11 +70,7 @@ impl ProtocolError {
     /// An error about `field`; `value` is cut to [`MAX_VALUE_CHARS`].
     #[must_use]
     pub fn new(field: &str, value: &str, rule: ProtocolRule) -> Self {
-        Self {
-            field: cut(field),
-            value: cut(value),
-            rule,
-        }
+        Self { field: cut(field), value: cut(value), rule }
     }
 }
 
@@ -196,27 +182,12 @@ mod tests {
 
     #[test]
     fn a_caller_s_mistake_names_the_argument_the_value_and_the_rule() {
-        let error = InvalidValue::RankNotBelowSize {
-            field: "pp_rank",
-            rank: 2,
-            size_field: "pp_size",
-            size: 2,
-        };
+        let error =
+            InvalidValue::RankNotBelowSize { field: "pp_rank", rank: 2, size_field: "pp_size", size: 2 };
         assert_eq!(format!("{error}"), "pp_rank 2: must be below pp_size 2");
-        let error = InvalidValue::TooManyRanks {
-            ranks: 70_000,
-            max: 65_536,
-        };
-        assert_eq!(
-            format!("{error}"),
-            "dp x cp x tp x pp is 70000: must be at most 65536"
-        );
-        let error = InvalidValue::OutOfRange {
-            field: "dp_size",
-            value: 0,
-            min: 1,
-            max: 5,
-        };
+        let error = InvalidValue::TooManyRanks { ranks: 70_000, max: 65_536 };
+        assert_eq!(format!("{error}"), "dp x cp x tp x pp is 70000: must be at most 65536");
+        let error = InvalidValue::OutOfRange { field: "dp_size", value: 0, min: 1, max: 5 };
         assert_eq!(format!("{error}"), "dp_size 0: must be from 1 to 5");
     }
 }

@@ -11,11 +11,7 @@ impl Room {
     /// A room, or None when `number` is over [`Room::MAX`].
     #[must_use]
     pub const fn new(number: u64) -> Option<Self> {
-        if number <= Self::MAX.0 {
-            Some(Self(number))
-        } else {
-            None
-        }
+        if number <= Self::MAX.0 { Some(Self(number)) } else { None }
     }
 
     /// The number.

@@ -73,11 +73,7 @@ impl RankMapping {
     /// so that no stage sees a request before the stages behind it).
     #[must_use]
     pub const fn contacts(&self) -> Contacts {
-        Contacts {
-            mapping: *self,
-            next: 0,
-            end: self.contact_count(),
-        }
+        Contacts { mapping: *self, next: 0, end: self.contact_count() }
     }
 
     /// The contact at `index` of the contact order.
@@ -150,9 +146,7 @@ pub fn map_ranks(decode: &DecodeRank, prefill: &PrefillInfo) -> Result<RankMappi
     if compat::is_compatible(decode, prefill) {
         return Ok(resolve(decode, prefill));
     }
-    Err(Incompatible {
-        reasons: compat::check(decode, prefill),
-    })
+    Err(Incompatible { reasons: compat::check(decode, prefill) })
 }
 
 /// The KV heads that `rank` of a TP group holds, of `num_kv_heads` in the whole model.
@@ -189,9 +183,7 @@ pub(crate) fn count_contacts(decode: &DecodeRank, prefill: &PrefillInfo) -> u64 
 
 /// Every prefill TP rank holds other pages of the same latent, so every decode rank reads all of them.
 pub(crate) fn is_tp_sharded(decode: &DecodeRank, prefill: &PrefillInfo) -> bool {
-    decode.kv() == KvKind::Mla
-        && prefill.spec().enable_kv_cache_sharding
-        && prefill.attn_cp_size() == 1
+    decode.kv() == KvKind::Mla && prefill.spec().enable_kv_cache_sharding && prefill.attn_cp_size() == 1
 }
 
 fn resolve(decode: &DecodeRank, prefill: &PrefillInfo) -> RankMapping {
@@ -221,10 +213,7 @@ fn tp_side(decode: &DecodeRank, prefill: &PrefillInfo) -> TpSide {
     if is_tp_sharded(decode, prefill) {
         return TpSide {
             real: None,
-            ranks: RankRange {
-                first: 0,
-                count: remote,
-            },
+            ranks: RankRange { first: 0, count: remote },
             destinations: local,
             answers: remote,
         };
@@ -234,10 +223,7 @@ fn tp_side(decode: &DecodeRank, prefill: &PrefillInfo) -> TpSide {
         let source = rank / per_source;
         return TpSide {
             real: Some(source),
-            ranks: RankRange {
-                first: source,
-                count: 1,
-            },
+            ranks: RankRange { first: source, count: 1 },
             destinations: per_source,
             answers: 1,
         };
@@ -245,10 +231,7 @@ fn tp_side(decode: &DecodeRank, prefill: &PrefillInfo) -> TpSide {
     let block = remote / local;
     TpSide {
         real: Some(rank * block),
-        ranks: RankRange {
-            first: rank * block,
-            count: block,
-        },
+        ranks: RankRange { first: rank * block, count: block },
         destinations: 1,
         answers: if decode.kv() == KvKind::Mla { 1 } else { block },
     }
@@ -256,27 +239,17 @@ fn tp_side(decode: &DecodeRank, prefill: &PrefillInfo) -> TpSide {
 
 fn cp_ranks(decode: &DecodeRank, prefill: &PrefillInfo) -> RankRange {
     let spec = prefill.spec();
-    let all = decode.pulls_all_cp_ranks()
-        || spec.enable_dsa_cache_layer_split
-        || spec.enable_kv_cache_sharding;
-    RankRange {
-        first: 0,
-        count: if all { spec.attn_cp_size } else { 1 },
-    }
+    let all =
+        decode.pulls_all_cp_ranks() || spec.enable_dsa_cache_layer_split || spec.enable_kv_cache_sharding;
+    RankRange { first: 0, count: if all { spec.attn_cp_size } else { 1 } }
 }
 
 fn pp_ranks(decode: &DecodeRank, prefill: &PrefillInfo) -> RankRange {
     let spec = decode.spec();
     if spec.pp_size == prefill.pp_size() {
-        return RankRange {
-            first: spec.pp_rank,
-            count: 1,
-        };
+        return RankRange { first: spec.pp_rank, count: 1 };
     }
-    RankRange {
-        first: 0,
-        count: prefill.pp_size(),
-    }
+    RankRange { first: 0, count: prefill.pp_size() }
 }
 
 #[cfg(test)]

@@ -5,22 +5,11 @@ use alloc::vec::Vec;
 use proptest::prelude::*;
 
 fn decode(attn_tp_size: u32, engine_rank: u32, kv: KvKind) -> DecodeRank {
-    DecodeRank::new(DecodeRankSpec {
-        attn_tp_size,
-        engine_rank,
-        kv,
-        ..Default::default()
-    })
-    .unwrap()
+    DecodeRank::new(DecodeRankSpec { attn_tp_size, engine_rank, kv, ..Default::default() }).unwrap()
 }
 
 fn prefill(attn_tp_size: u32, attn_cp_size: u32, pp_size: u32) -> PrefillInfo {
-    let spec = PrefillInfoSpec {
-        attn_tp_size,
-        attn_cp_size,
-        pp_size,
-        ..Default::default()
-    };
+    let spec = PrefillInfoSpec { attn_tp_size, attn_cp_size, pp_size, ..Default::default() };
     PrefillInfo::new(spec).unwrap()
 }
 
@@ -51,11 +40,8 @@ fn hybrid_mla_reads_all_cp_ranks_and_the_whole_block() {
 
 #[test]
 fn heads_are_dealt_in_blocks_and_replicas_are_neighbours() {
-    let heads = |total, tp| -> Vec<_> {
-        (0..tp)
-            .map(|rank| kv_head_range(total, tp, rank).unwrap().start)
-            .collect()
-    };
+    let heads =
+        |total, tp| -> Vec<_> { (0..tp).map(|rank| kv_head_range(total, tp, rank).unwrap().start).collect() };
     assert_eq!(heads(2, 4), [0, 0, 1, 1]);
     assert_eq!(heads(8, 4), [0, 2, 4, 6]);
     assert_eq!(kv_head_range(6, 4, 0), None);
@@ -127,10 +113,6 @@ proptest! {
 
 fn sizes_that_divide() -> impl Strategy<Value = (u32, u32)> {
     (1_u32..33, 1_u32..17, any::<bool>()).prop_map(|(small, factor, decode_is_small)| {
-        if decode_is_small {
-            (small, small * factor)
-        } else {
-            (small * factor, small)
-        }
+        if decode_is_small { (small, small * factor) } else { (small * factor, small) }
     })
 }

@@ -62,12 +62,7 @@ impl RetryPolicy {
         let positive = "must be a number over 0 and at most 86400";
         let not_negative = "must be a number from 0 to 86400";
         let rules = [
-            (
-                "interval_s",
-                self.interval_s,
-                self.interval_s > 0.0 && self.interval_s <= DAY,
-                positive,
-            ),
+            ("interval_s", self.interval_s, self.interval_s > 0.0 && self.interval_s <= DAY, positive),
             (
                 "multiplier",
                 self.multiplier,
@@ -80,31 +75,12 @@ impl RetryPolicy {
                 self.max_interval_s > 0.0 && self.max_interval_s <= DAY,
                 positive,
             ),
-            (
-                "jitter",
-                self.jitter,
-                (0.0..=1.0).contains(&self.jitter),
-                "must be from 0 to 1",
-            ),
-            (
-                "cooldown_s",
-                self.cooldown_s,
-                (0.0..=DAY).contains(&self.cooldown_s),
-                not_negative,
-            ),
-            (
-                "min_wait_s",
-                self.min_wait_s,
-                (0.0..=DAY).contains(&self.min_wait_s),
-                not_negative,
-            ),
+            ("jitter", self.jitter, (0.0..=1.0).contains(&self.jitter), "must be from 0 to 1"),
+            ("cooldown_s", self.cooldown_s, (0.0..=DAY).contains(&self.cooldown_s), not_negative),
+            ("min_wait_s", self.min_wait_s, (0.0..=DAY).contains(&self.min_wait_s), not_negative),
         ];
         if self.max_attempts == 0 {
-            return Err(PolicyError {
-                field: "max_attempts",
-                value: 0.0,
-                rule: "must be at least 1",
-            });
+            return Err(PolicyError { field: "max_attempts", value: 0.0, rule: "must be at least 1" });
         }
         match rules.into_iter().find(|(_, _, good, _)| !good) {
             Some((field, value, _, rule)) => Err(PolicyError { field, value, rule }),
@@ -137,10 +113,7 @@ impl Default for RetryPolicy {
 #[must_use]
 pub fn seconds(number: f64) -> Duration {
     let nanos = number * 1e9;
-    #[expect(
-        clippy::as_conversions,
-        reason = "float to int has no other form; it saturates, and NaN is 0"
-    )]
+    #[expect(clippy::as_conversions, reason = "float to int has no other form; it saturates, and NaN is 0")]
     let whole = nanos as u64;
     Duration::from_nanos(whole)
 }
@@ -153,16 +126,11 @@ pub fn unit_interval(seed: u64, addr: &str, attempt: u32) -> f64 {
     let hash = addr.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    let mut state =
-        (hash ^ seed).wrapping_add(u64::from(attempt).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut state = (hash ^ seed).wrapping_add(u64::from(attempt).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     state ^= state >> 31;
-    #[expect(
-        clippy::as_conversions,
-        clippy::cast_precision_loss,
-        reason = "53 bits are exact in an f64"
-    )]
+    #[expect(clippy::as_conversions, clippy::cast_precision_loss, reason = "53 bits are exact in an f64")]
     let mantissa = (state >> 11) as f64;
     mantissa * (1.0 / 9_007_199_254_740_992.0)
 }
@@ -175,40 +143,25 @@ mod tests {
 
     #[test]
     fn intervals_grow_to_the_cap_and_stay() {
-        let policy = RetryPolicy {
-            interval_s: 1.0,
-            multiplier: 2.0,
-            max_interval_s: 5.0,
-            ..RetryPolicy::DEFAULT
-        };
+        let policy =
+            RetryPolicy { interval_s: 1.0, multiplier: 2.0, max_interval_s: 5.0, ..RetryPolicy::DEFAULT };
         let gaps: alloc::vec::Vec<u64> = (1..=5).map(|n| policy.gap(n, 0.0).as_secs()).collect();
         assert_eq!(gaps, [1, 2, 4, 5, 5]);
     }
 
     #[test]
     fn jitter_shortens_by_at_most_its_fraction() {
-        let policy = RetryPolicy {
-            jitter: 0.25,
-            ..RetryPolicy::DEFAULT
-        };
+        let policy = RetryPolicy { jitter: 0.25, ..RetryPolicy::DEFAULT };
         for attempt in 1..100 {
-            let gap = policy
-                .gap(attempt, unit_interval(7, "10.0.0.7:8998", attempt))
-                .as_secs_f64();
+            let gap = policy.gap(attempt, unit_interval(7, "10.0.0.7:8998", attempt)).as_secs_f64();
             assert!((0.75..=1.0).contains(&gap), "{gap}");
         }
     }
 
     #[test]
     fn bad_policies_are_refused_by_field() {
-        let bad = RetryPolicy {
-            interval_s: f64::NAN,
-            ..RetryPolicy::DEFAULT
-        };
-        assert_eq!(
-            bad.validated().map_err(|error| error.field),
-            Err("interval_s")
-        );
+        let bad = RetryPolicy { interval_s: f64::NAN, ..RetryPolicy::DEFAULT };
+        assert_eq!(bad.validated().map_err(|error| error.field), Err("interval_s"));
         assert!(RetryPolicy::DEFAULT.validated().is_ok());
     }
 }

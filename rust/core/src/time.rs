@@ -58,11 +58,7 @@ impl SchedulerClock {
     /// A clock that runs from `now` on.
     #[must_use]
     pub const fn new(now: Tick) -> Self {
-        Self {
-            last_poll: now,
-            shift: Duration::ZERO,
-            paused_at: None,
-        }
+        Self { last_poll: now, shift: Duration::ZERO, paused_at: None }
     }
 
     /// What the clock shows at `now`.
@@ -131,11 +127,7 @@ mod tests {
         clock.on_poll(at(5_000));
         assert_eq!(clock.read(at(5_500)), at(1_500));
         assert_eq!(clock.when(at(1_900)), Some(at(5_900)));
-        assert_eq!(
-            clock.when(at(2_100)),
-            None,
-            "out of reach until the next poll"
-        );
+        assert_eq!(clock.when(at(2_100)), None, "out of reach until the next poll");
     }
 
     #[test]

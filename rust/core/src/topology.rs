@@ -95,12 +95,7 @@ impl DecodeRank {
         check_size("pp_size", spec.pp_size)?;
         check_size("dcp_size", spec.dcp_size)?;
         check_product(&[spec.attn_tp_size, spec.attn_cp_size, spec.pp_size])?;
-        check_rank(
-            "attn_cp_rank",
-            spec.attn_cp_rank,
-            "attn_cp_size",
-            spec.attn_cp_size,
-        )?;
+        check_rank("attn_cp_rank", spec.attn_cp_rank, "attn_cp_size", spec.attn_cp_size)?;
         check_rank("pp_rank", spec.pp_rank, "pp_size", spec.pp_size)?;
         check_positive("page_size", spec.page_size)?;
         check_positive("num_kv_heads", spec.num_kv_heads)?;
@@ -134,9 +129,7 @@ impl DecodeRank {
     /// Whether this rank asks for all prefill CP ranks; `None` in the specification means only for `hybrid_mla`.
     #[must_use]
     pub fn pulls_all_cp_ranks(&self) -> bool {
-        self.spec
-            .all_cp_ranks
-            .unwrap_or(matches!(self.spec.kv, KvKind::HybridMla))
+        self.spec.all_cp_ranks.unwrap_or(matches!(self.spec.kv, KvKind::HybridMla))
     }
 }
 
@@ -210,12 +203,7 @@ impl PrefillInfo {
     /// The first value that breaks its rule: sizes 1 to [`MAX_SIZE`], their product at most [`MAX_RANKS`], `page_size` and
     /// `prefill_http_port` at least 1.
     pub fn new(spec: PrefillInfoSpec) -> Result<Self, InvalidValue> {
-        let sizes = [
-            spec.attn_tp_size,
-            spec.attn_cp_size,
-            spec.dp_size,
-            spec.pp_size,
-        ];
+        let sizes = [spec.attn_tp_size, spec.attn_cp_size, spec.dp_size, spec.pp_size];
         check_size("attn_tp_size", spec.attn_tp_size)?;
         check_size("attn_cp_size", spec.attn_cp_size)?;
         check_size("dp_size", spec.dp_size)?;
@@ -294,21 +282,14 @@ pub const PREFILL_COMPLETE: &str = "prefill_complete";
 /// The product of sizes, exact: four sizes of at most 2^16 fit a `u64`.
 #[must_use]
 pub fn rank_count(sizes: &[u32]) -> u64 {
-    sizes.iter().fold(1, |product: u64, size| {
-        product.saturating_mul(u64::from(*size))
-    })
+    sizes.iter().fold(1, |product: u64, size| product.saturating_mul(u64::from(*size)))
 }
 
 fn check_size(field: &'static str, size: u32) -> Result<(), InvalidValue> {
     if (1..=MAX_SIZE).contains(&size) {
         return Ok(());
     }
-    Err(InvalidValue::OutOfRange {
-        field,
-        value: u64::from(size),
-        min: 1,
-        max: u64::from(MAX_SIZE),
-    })
+    Err(InvalidValue::OutOfRange { field, value: u64::from(size), min: 1, max: u64::from(MAX_SIZE) })
 }
 
 fn check_product(sizes: &[u32]) -> Result<(), InvalidValue> {
@@ -316,10 +297,7 @@ fn check_product(sizes: &[u32]) -> Result<(), InvalidValue> {
     if ranks <= MAX_RANKS {
         return Ok(());
     }
-    Err(InvalidValue::TooManyRanks {
-        ranks,
-        max: MAX_RANKS,
-    })
+    Err(InvalidValue::TooManyRanks { ranks, max: MAX_RANKS })
 }
 
 fn check_rank(
@@ -331,22 +309,12 @@ fn check_rank(
     if rank < size {
         return Ok(());
     }
-    Err(InvalidValue::RankNotBelowSize {
-        field,
-        rank,
-        size_field,
-        size,
-    })
+    Err(InvalidValue::RankNotBelowSize { field, rank, size_field, size })
 }
 
 fn check_positive(field: &'static str, value: Option<u32>) -> Result<(), InvalidValue> {
     if value == Some(0) {
-        return Err(InvalidValue::OutOfRange {
-            field,
-            value: 0,
-            min: 1,
-            max: u64::from(u32::MAX),
-        });
+        return Err(InvalidValue::OutOfRange { field, value: 0, min: 1, max: u64::from(u32::MAX) });
     }
     Ok(())
 }

@@ -59,10 +59,7 @@ pub fn parse_endpoint(body: &[u8]) -> Result<RankEndpoint, ProtocolError> {
     let port = fields.required("rank_port")?;
     let number = port.integer(1, u64::from(u16::MAX))?;
     let number = u16::try_from(number).map_err(|_| port.refused(ProtocolRule::NotAnInteger))?;
-    Ok(RankEndpoint {
-        ip: host.into_owned(),
-        port: number,
-    })
+    Ok(RankEndpoint { ip: host.into_owned(), port: number })
 }
 
 /// Reads a dp-rank answer: each room that it names, ascending, with its dp rank or what is wrong with it.
@@ -73,19 +70,13 @@ pub fn parse_endpoint(body: &[u8]) -> Result<RankEndpoint, ProtocolError> {
 /// [`ProtocolError`] about `body` when it is not a JSON object.
 pub fn parse_dp_ranks(body: &[u8]) -> Result<Vec<RoomRank>, ProtocolError> {
     let object = Object::parse(body)?;
-    let mut rooms: Vec<RoomRank> = object
-        .entries()
-        .filter_map(|raw| Some((canonical_room(raw.key)?, dp_rank(raw))))
-        .collect();
+    let mut rooms: Vec<RoomRank> =
+        object.entries().filter_map(|raw| Some((canonical_room(raw.key)?, dp_rank(raw)))).collect();
     rooms.sort_by_key(|(room, _)| *room);
     rooms.dedup_by(|again, first| {
         let same = again.0 == first.0;
         if same {
-            first.1 = Err(ProtocolError::new(
-                &alloc::format!("{}", first.0),
-                "",
-                ProtocolRule::DuplicateKey,
-            ));
+            first.1 = Err(ProtocolError::new(&alloc::format!("{}", first.0), "", ProtocolRule::DuplicateKey));
         }
         same
     });
@@ -117,25 +108,17 @@ fn is_host(text: &str) -> bool {
         return true;
     }
     let name = text.strip_suffix('.').unwrap_or(text);
-    let numeric = name
-        .rsplit('.')
-        .next()
-        .is_some_and(|label| label.bytes().all(|byte| byte.is_ascii_digit()));
+    let numeric =
+        name.rsplit('.').next().is_some_and(|label| label.bytes().all(|byte| byte.is_ascii_digit()));
     // Four numbers that are no address must not be looked up as a name; resolvers disagree on them.
-    name.len() <= MAX_NAME_BYTES
-        && !numeric
-        && name
-            .split('.')
-            .all(|label| is_label(label.as_bytes(), b"_-"))
+    name.len() <= MAX_NAME_BYTES && !numeric && name.split('.').all(|label| is_label(label.as_bytes(), b"_-"))
 }
 
 fn is_label(label: &[u8], also: &[u8]) -> bool {
     (1..=MAX_LABEL_BYTES).contains(&label.len())
         && !label.starts_with(b"-")
         && !label.ends_with(b"-")
-        && label
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || also.contains(byte))
+        && label.iter().all(|byte| byte.is_ascii_alphanumeric() || also.contains(byte))
 }
 
 const MAX_NAME_BYTES: usize = 253;

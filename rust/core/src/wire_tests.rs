@@ -39,15 +39,7 @@ fn the_old_names_are_read_and_what_they_lack_is_unknown() {
     let spec = info(
         r#"{"prefill_attn_tp_size":"4","prefill_dp_size":2,"prefill_pp_size":3,"prefill_page_size":16}"#,
     );
-    assert_eq!(
-        (
-            spec.attn_tp_size,
-            spec.attn_cp_size,
-            spec.dp_size,
-            spec.pp_size
-        ),
-        (4, 1, 2, 3)
-    );
+    assert_eq!((spec.attn_tp_size, spec.attn_cp_size, spec.dp_size, spec.pp_size), (4, 1, 2, 3));
     assert_eq!((spec.page_size, spec.kv_cache_dtype), (Some(16), None));
 }
 
@@ -71,25 +63,18 @@ fn unknown_keys_are_kept_and_the_decode_side_s_are_ignored() {
 #[test]
 fn integers_are_ascii_digits_and_nothing_else() {
     let rule = ProtocolRule::NotAnInteger;
-    for value in [
-        "-2", "8.0", "1e2", "true", "\"+8\"", "\" 8\"", "\"1_0\"", "\"\"", "\"٣\"", "[1]",
-        "\"8.0\"", "-0",
-    ] {
+    for value in
+        ["-2", "8.0", "1e2", "true", "\"+8\"", "\" 8\"", "\"1_0\"", "\"\"", "\"٣\"", "[1]", "\"8.0\"", "-0"]
+    {
         let body = format!(r#"{{"attn_tp_size":{value},"dp_size":1}}"#);
         assert_eq!(refusal(&body), ("attn_tp_size".into(), value.into(), rule));
     }
-    assert_eq!(
-        info(r#"{"attn_tp_size":"008","dp_size":"\u0031"}"#).attn_tp_size,
-        8
-    );
+    assert_eq!(info(r#"{"attn_tp_size":"008","dp_size":"\u0031"}"#).attn_tp_size, 8);
 }
 
 #[test]
 fn absurd_sizes_are_refused_with_the_exact_value() {
-    let rule = ProtocolRule::OutOfRange {
-        min: 1,
-        max: 65_535,
-    };
+    let rule = ProtocolRule::OutOfRange { min: 1, max: 65_535 };
     for value in ["0", "1099511627776", "100000000000000000000000001"] {
         let body = format!(r#"{{"attn_tp_size":{value},"dp_size":1}}"#);
         assert_eq!(refusal(&body), ("attn_tp_size".into(), value.into(), rule));
@@ -100,13 +85,9 @@ fn absurd_sizes_are_refused_with_the_exact_value() {
 
 #[test]
 fn booleans_are_read_right_in_their_three_spellings() {
-    for (text, expected) in [
-        ("\"false\"", false),
-        ("0", false),
-        ("false", false),
-        ("\"true\"", true),
-        ("1", true),
-    ] {
+    for (text, expected) in
+        [("\"false\"", false), ("0", false), ("false", false), ("\"true\"", true), ("1", true)]
+    {
         let body = format!(r#"{{"attn_tp_size":1,"dp_size":1,"follow_bootstrap_room":{text}}}"#);
         assert_eq!(info(&body).follow_bootstrap_room, expected);
     }
@@ -119,27 +100,14 @@ fn booleans_are_read_right_in_their_three_spellings() {
 #[test]
 fn a_key_that_stands_twice_is_refused_at_every_depth() {
     let top = refusal(r#"{"attn_tp_size":1,"dp_size":1,"attn_tp_size":1}"#);
-    assert_eq!(
-        top,
-        (
-            "attn_tp_size".into(),
-            "1".into(),
-            ProtocolRule::DuplicateKey
-        )
-    );
+    assert_eq!(top, ("attn_tp_size".into(), "1".into(), ProtocolRule::DuplicateKey));
     let nested = refusal(r#"{"attn_tp_size":1,"dp_size":1,"x":[{"a":1,"a":1}]}"#);
-    assert_eq!(
-        (nested.0.as_str(), nested.2),
-        ("x", ProtocolRule::DuplicateKey)
-    );
+    assert_eq!((nested.0.as_str(), nested.2), ("x", ProtocolRule::DuplicateKey));
 }
 
 #[test]
 fn eras_without_attention_sizes_are_refused_by_name() {
-    for body in [
-        r#"{"prefill_tp_size":8,"prefill_dp_size":1}"#,
-        r#"{"prefill_dp_size":1}"#,
-    ] {
+    for body in [r#"{"prefill_tp_size":8,"prefill_dp_size":1}"#, r#"{"prefill_dp_size":1}"#] {
         assert_eq!(refusal(body).0, "era");
     }
     assert_eq!(refusal(r#"{"dp_size":1}"#).2, ProtocolRule::Missing);
@@ -147,40 +115,21 @@ fn eras_without_attention_sizes_are_refused_by_name() {
 
 #[test]
 fn one_size_under_two_names_must_agree() {
-    assert_eq!(
-        info(r#"{"attn_tp_size":2,"dp_size":1,"prefill_dp_size":1}"#).dp_size,
-        1
-    );
+    assert_eq!(info(r#"{"attn_tp_size":2,"dp_size":1,"prefill_dp_size":1}"#).dp_size, 1);
     let (field, _, rule) = refusal(r#"{"attn_tp_size":2,"dp_size":1,"prefill_dp_size":2}"#);
-    assert_eq!(
-        (field.as_str(), rule),
-        ("prefill_dp_size", ProtocolRule::TwoNames)
-    );
+    assert_eq!((field.as_str(), rule), ("prefill_dp_size", ProtocolRule::TwoNames));
 }
 
 #[test]
 fn an_absent_policy_is_early_and_a_null_one_unknown() {
-    assert_eq!(
-        info(r#"{"attn_tp_size":1,"dp_size":1}"#)
-            .decode_allocation_policy
-            .as_deref(),
-        Some("early")
-    );
+    assert_eq!(info(r#"{"attn_tp_size":1,"dp_size":1}"#).decode_allocation_policy.as_deref(), Some("early"));
     let spec = info(r#"{"attn_tp_size":1,"dp_size":1,"decode_allocation_policy":null}"#);
     assert_eq!(spec.decode_allocation_policy, None);
 }
 
 #[test]
 fn what_is_not_a_json_object_is_a_fault_of_the_body() {
-    for body in [
-        "",
-        "<html>",
-        "[]",
-        "null",
-        "{",
-        r#"{"attn_tp_size":1,"dp_size":1} x"#,
-        "\u{feff}{}",
-    ] {
+    for body in ["", "<html>", "[]", "null", "{", r#"{"attn_tp_size":1,"dp_size":1} x"#, "\u{feff}{}"] {
         assert_eq!(refusal(body).0, "body");
     }
     assert_eq!(parse_topology(b"\xff{}").unwrap_err().value, "\u{fffd}{}");
@@ -192,27 +141,14 @@ fn nesting_is_bounded() {
     let body = format!(r#"{{"attn_tp_size":1,"dp_size":1,"x":{deep}}}"#);
     assert_eq!(refusal(&body).0, "x");
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
-    assert!(
-        parse_dp_ranks(format!(r#"{{"1":{deep}}}"#).as_bytes()).unwrap()[0]
-            .1
-            .is_err()
-    );
+    assert!(parse_dp_ranks(format!(r#"{{"1":{deep}}}"#).as_bytes()).unwrap()[0].1.is_err());
 }
 
 #[test]
 fn an_endpoint_is_a_host_and_a_port() {
-    for host in [
-        "10.0.0.1",
-        "fe80::1%eth0",
-        "::1",
-        "node-1.cluster_a.local",
-        "a.",
-    ] {
+    for host in ["10.0.0.1", "fe80::1%eth0", "::1", "node-1.cluster_a.local", "a."] {
         let body = format!(r#"{{"rank_ip":"{host}","rank_port":"123","agent":[{{}}]}}"#);
-        let expected = RankEndpoint {
-            ip: host.into(),
-            port: 123,
-        };
+        let expected = RankEndpoint { ip: host.into(), port: 123 };
         assert_eq!(parse_endpoint(body.as_bytes()), Ok(expected));
     }
     let long = "a".repeat(64);
@@ -232,32 +168,21 @@ fn an_endpoint_is_a_host_and_a_port() {
         &long,
     ] {
         let body = format!(r#"{{"rank_ip":"{host}","rank_port":1}}"#);
-        assert_eq!(
-            parse_endpoint(body.as_bytes()).unwrap_err().field,
-            "rank_ip"
-        );
+        assert_eq!(parse_endpoint(body.as_bytes()).unwrap_err().field, "rank_ip");
     }
     for port in ["0", "65536", "-1", "null", "1.0"] {
         let body = format!(r#"{{"rank_ip":"a","rank_port":{port}}}"#);
-        assert_eq!(
-            parse_endpoint(body.as_bytes()).unwrap_err().field,
-            "rank_port"
-        );
+        assert_eq!(parse_endpoint(body.as_bytes()).unwrap_err().field, "rank_port");
     }
 }
 
 #[test]
 fn one_malformed_entry_concerns_only_its_room() {
-    let body = br#"{"9223372036854775807":3,"1":-1,"2":"4","03":1,"9223372036854775808":1,"x":1,"5":1,"5":1}"#;
+    let body =
+        br#"{"9223372036854775807":3,"1":-1,"2":"4","03":1,"9223372036854775808":1,"x":1,"5":1,"5":1}"#;
     let rooms = parse_dp_ranks(body).unwrap();
-    let seen: Vec<_> = rooms
-        .iter()
-        .map(|(room, rank)| (*room, rank.clone().ok()))
-        .collect();
-    assert_eq!(
-        seen,
-        vec![(1, None), (2, Some(4)), (5, None), (MAX_ROOM, Some(3))]
-    );
+    let seen: Vec<_> = rooms.iter().map(|(room, rank)| (*room, rank.clone().ok())).collect();
+    assert_eq!(seen, vec![(1, None), (2, Some(4)), (5, None), (MAX_ROOM, Some(3))]);
     assert_eq!(
         rooms[0].1.as_ref().unwrap_err().to_string(),
         "1 -1: must be an integer or a string of ascii digits"

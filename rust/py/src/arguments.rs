@@ -24,14 +24,10 @@ impl Whole {
             Self::Number(number) => number.to_string(),
             Self::OutOfRange(text) => text,
             Self::NotAnInt(text) => {
-                return Err(PyTypeError::new_err(format!(
-                    "{name} {text}: must be an int"
-                )));
+                return Err(PyTypeError::new_err(format!("{name} {text}: must be an int")));
             }
         };
-        Err(PyValueError::new_err(format!(
-            "{name} {value}: must be from {min} to {max}"
-        )))
+        Err(PyValueError::new_err(format!("{name} {value}: must be from {min} to {max}")))
     }
 }
 
@@ -53,10 +49,7 @@ impl<'py> FromPyObject<'_, 'py> for Whole {
 }
 
 /// The call that builds a value again: `Name(field=value, ...)`.
-pub fn constructor_form(
-    name: &str,
-    fields: &[(&'static str, Bound<'_, PyAny>)],
-) -> PyResult<String> {
+pub fn constructor_form(name: &str, fields: &[(&'static str, Bound<'_, PyAny>)]) -> PyResult<String> {
     let parts = fields
         .iter()
         .map(|(field, value)| Ok(format!("{field}={}", value.repr()?)))

@@ -39,10 +39,7 @@ impl Bell {
             fcntl_setfl(end, OFlags::NONBLOCK).map_err(fail)?;
             rustix::io::fcntl_setfd(end, rustix::io::FdFlags::CLOEXEC).map_err(fail)?;
         }
-        Ok(Self {
-            read,
-            write: Some(write),
-        })
+        Ok(Self { read, write: Some(write) })
     }
 
     /// Make it readable. A bell that cannot be written to is ringing already.

@@ -42,11 +42,7 @@ impl Driver {
                 command.ticket.0,
                 command.kind.as_str(),
                 command.addr.to_string(),
-                if command.body.is_some() {
-                    "POST"
-                } else {
-                    "GET"
-                },
+                if command.body.is_some() { "POST" } else { "GET" },
                 command.path,
                 command.body.map(|body| PyBytes::new(py, &body)),
                 command.max_body,
@@ -56,18 +52,9 @@ impl Driver {
     }
 
     #[pyo3(signature = (ticket, status, body, instance = None))]
-    fn on_response(
-        &self,
-        py: Python<'_>,
-        ticket: u64,
-        status: u16,
-        body: &[u8],
-        instance: Option<&str>,
-    ) {
+    fn on_response(&self, py: Python<'_>, ticket: u64, status: u16, body: &[u8], instance: Option<&str>) {
         let mut state = self.0.lock(py);
-        state
-            .machine
-            .on_response(self.0.clock.now(), Ticket(ticket), status, body, instance);
+        state.machine.on_response(self.0.clock.now(), Ticket(ticket), status, body, instance);
         self.0.ring_if_needed(&mut state);
     }
 
@@ -75,9 +62,7 @@ impl Driver {
         let message = if message.is_empty() { what } else { message };
         let mut state = self.0.lock(py);
         let error = TransportError::from_name(what);
-        state
-            .machine
-            .on_error(self.0.clock.now(), Ticket(ticket), error, message);
+        state.machine.on_error(self.0.clock.now(), Ticket(ticket), error, message);
         self.0.ring_if_needed(&mut state);
     }
 
@@ -95,11 +80,7 @@ impl Driver {
 
     #[pyo3(signature = (reason, *, closed = false))]
     fn fail_all(&self, py: Python<'_>, reason: &str, closed: bool) {
-        let kind = if closed {
-            FailureKind::Closed
-        } else {
-            FailureKind::Internal
-        };
+        let kind = if closed { FailureKind::Closed } else { FailureKind::Internal };
         let mut state = self.0.lock(py);
         state.machine.fail_all(self.0.clock.now(), kind, reason);
         self.0.ring_if_needed(&mut state);

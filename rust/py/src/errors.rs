@@ -75,11 +75,8 @@ fn reason_to_python<'py>(py: Python<'py>, reason: &Reason) -> PyResult<Bound<'py
     static SEVERITY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     const MODULE: &str = "disagg.errors";
     REASON.import(py, MODULE, "Reason")?.call1((
-        KIND.import(py, MODULE, "ReasonKind")?
-            .call1((reason.kind.name(),))?,
-        SEVERITY
-            .import(py, MODULE, "Severity")?
-            .call1((reason.severity.name(),))?,
+        KIND.import(py, MODULE, "ReasonKind")?.call1((reason.kind.name(),))?,
+        SEVERITY.import(py, MODULE, "Severity")?.call1((reason.severity.name(),))?,
         side_to_python(py, &reason.local)?,
         side_to_python(py, &reason.remote)?,
         reason.to_string(),

@@ -56,9 +56,7 @@ fn object(name: &str, dict: &Bound<'_, PyDict>, depth: u32) -> PyResult<Map<Stri
 
 fn tree(name: &str, value: &Bound<'_, PyAny>, depth: u32) -> PyResult<Value> {
     if depth > MAX_DEPTH {
-        return Err(PyValueError::new_err(format!(
-            "{name}: must not be nested more than {MAX_DEPTH} deep"
-        )));
+        return Err(PyValueError::new_err(format!("{name}: must not be nested more than {MAX_DEPTH} deep")));
     }
     if value.is_none() {
         return Ok(Value::Null);
@@ -79,9 +77,7 @@ fn tree(name: &str, value: &Bound<'_, PyAny>, depth: u32) -> PyResult<Value> {
         let items = value.try_iter()?;
         return items.map(|item| tree(name, &item?, depth + 1)).collect();
     }
-    Err(PyTypeError::new_err(format!(
-        "{name} {value}: must be a json value"
-    )))
+    Err(PyTypeError::new_err(format!("{name} {value}: must be a json value")))
 }
 
 fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Number> {

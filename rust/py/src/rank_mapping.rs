@@ -31,21 +31,12 @@ impl RankMapping {
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Vec<(&'static str, Bound<'py, PyAny>)>> {
         let answers = self.0.required_prefill_response_num;
         Ok(vec![
-            (
-                "target_tp_rank",
-                self.0.target_tp_rank.into_pyobject(py)?.into_any(),
-            ),
+            ("target_tp_rank", self.0.target_tp_rank.into_pyobject(py)?.into_any()),
             ("target_tp_ranks", self.target_tp_ranks(py)?.into_any()),
             ("target_cp_ranks", self.target_cp_ranks(py)?.into_any()),
             ("target_pp_ranks", self.target_pp_ranks(py)?.into_any()),
-            (
-                "required_dst_info_num",
-                self.0.required_dst_info_num.into_pyobject(py)?.into_any(),
-            ),
-            (
-                "required_prefill_response_num",
-                answers.into_pyobject(py)?.into_any(),
-            ),
+            ("required_dst_info_num", self.0.required_dst_info_num.into_pyobject(py)?.into_any()),
+            ("required_prefill_response_num", answers.into_pyobject(py)?.into_any()),
         ])
     }
 }
@@ -202,8 +193,6 @@ pub fn kv_head_range(
 
 fn range(name: &str, ranks: &[u32]) -> PyResult<core::RankRange> {
     core::RankRange::spanning(ranks).ok_or_else(|| {
-        PyValueError::new_err(format!(
-            "{name} {ranks:?}: must be consecutive ascending ranks"
-        ))
+        PyValueError::new_err(format!("{name} {ranks:?}: must be consecutive ascending ranks"))
     })
 }

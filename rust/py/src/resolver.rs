@@ -52,10 +52,7 @@ impl Resolver {
         endpoint_timeout_s=10.0, request_timeout_s=120.0, heartbeat_interval_s=5.0, heartbeat_failures=2, \
         heartbeat_min_down_s=10.0, peer_ttl_s=900.0, max_addresses=4096, max_endpoint_lookups_per_peer=8, \
         force_query=False, track_rooms=False, not_found_is_transient=False, seed=0, virtual_time=False)")]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "keyword arguments of a Python constructor"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         decode: &Bound<'_, DecodeRank>,
         retry: Option<&Bound<'_, RetryPolicy>>,
@@ -91,33 +88,15 @@ impl Resolver {
             not_found_is_transient,
             seed,
         };
-        let options = options
-            .validated()
-            .map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let policy = retry.map_or(disagg_core::retry::RetryPolicy::DEFAULT, |retry| {
-            retry.get().0
-        });
-        let clock = if virtual_time {
-            Clock::Virtual(AtomicU64::new(0))
-        } else {
-            Clock::Monotonic(Instant::now())
-        };
+        let options = options.validated().map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let policy = retry.map_or(disagg_core::retry::RetryPolicy::DEFAULT, |retry| retry.get().0);
+        let clock =
+            if virtual_time { Clock::Virtual(AtomicU64::new(0)) } else { Clock::Monotonic(Instant::now()) };
         let machine = Machine::new(decode.get().inner().clone(), policy, options, clock.now());
-        let state = State {
-            machine,
-            objects: Vec::new(),
-            held: HashMap::new(),
-            routes: HashMap::new(),
-        };
-        let shared = Shared {
-            state: Mutex::new(state),
-            clock,
-            bell: Bell::new()?,
-            forked: AtomicBool::new(false),
-        };
-        Ok(Self {
-            shared: Arc::new(shared),
-        })
+        let state = State { machine, objects: Vec::new(), held: HashMap::new(), routes: HashMap::new() };
+        let shared =
+            Shared { state: Mutex::new(state), clock, bell: Bell::new()?, forked: AtomicBool::new(false) };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     #[pyo3(signature = (request, addr, room, dp_rank = None))]
@@ -136,14 +115,9 @@ impl Resolver {
         let mut state = self.shared.live(py)?;
         if state.held.contains_key(&identity) {
             drop(state);
-            return Err(PyValueError::new_err(
-                "request is pending already; discard it first",
-            ));
+            return Err(PyValueError::new_err("request is pending already; discard it first"));
         }
-        let found = match state
-            .machine
-            .add(self.shared.clock.now(), addr, room, preset)
-        {
+        let found = match state.machine.add(self.shared.clock.now(), addr, room, preset) {
             Err(AddError::Addr(error)) => {
                 drop(state);
                 return Err(PyValueError::new_err(format!("address {addr:?}: {error}")));
@@ -222,14 +196,10 @@ impl Resolver {
     fn fail_room(&self, room: &Bound<'_, PyAny>, reason: &str, http_status: u16) -> PyResult<bool> {
         let number = room_of(room)?;
         if !(400..600).contains(&http_status) {
-            return Err(PyValueError::new_err(format!(
-                "http_status {http_status} is not from 400 to 599"
-            )));
+            return Err(PyValueError::new_err(format!("http_status {http_status} is not from 400 to 599")));
         }
         let mut state = self.shared.lock(room.py());
-        let failed = state
-            .machine
-            .fail_room(self.shared.clock.now(), number, reason, http_status);
+        let failed = state.machine.fail_room(self.shared.clock.now(), number, reason, http_status);
         self.shared.ring_if_needed(&mut state);
         Ok(failed)
     }
@@ -270,9 +240,7 @@ impl Resolver {
                 nanos.fetch_max(now, Ordering::Relaxed);
                 Ok(())
             }
-            Clock::Monotonic(_) => Err(PyRuntimeError::new_err(
-                "this resolver runs on the real clock",
-            )),
+            Clock::Monotonic(_) => Err(PyRuntimeError::new_err("this resolver runs on the real clock")),
         }
     }
 
@@ -283,9 +251,7 @@ impl Resolver {
 
     fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<()> {
         let name = slf.get_type().name()?;
-        Err(PyTypeError::new_err(format!(
-            "cannot pickle {name}: it belongs to one process"
-        )))
+        Err(PyTypeError::new_err(format!("cannot pickle {name}: it belongs to one process")))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -296,10 +262,7 @@ impl Resolver {
         for (_, object) in state.objects.iter().flatten() {
             visit.call(object)?;
         }
-        state
-            .routes
-            .values()
-            .try_for_each(|route| visit.call(route))
+        state.routes.values().try_for_each(|route| visit.call(route))
     }
 
     fn __clear__(&self) {
@@ -324,30 +287,19 @@ impl Resolver {
         let known = tell(&mut state.machine, self.shared.clock.now(), addr);
         self.shared.ring_if_needed(&mut state);
         drop(state);
-        known.map_err(|AddError::Addr(error)| {
-            PyValueError::new_err(format!("address {addr:?}: {error}"))
-        })
+        known.map_err(|AddError::Addr(error)| PyValueError::new_err(format!("address {addr:?}: {error}")))
     }
 }
 
 fn room_of(room: &Bound<'_, PyAny>) -> PyResult<Room> {
-    let number = room
-        .cast_exact::<PyInt>()
-        .ok()
-        .and_then(|room| room.extract::<u64>().ok());
+    let number = room.cast_exact::<PyInt>().ok().and_then(|room| room.extract::<u64>().ok());
     number.and_then(Room::new).ok_or_else(|| {
-        PyValueError::new_err(format!(
-            "room {} is not an int from 0 to 9223372036854775807",
-            shown(room)
-        ))
+        PyValueError::new_err(format!("room {} is not an int from 0 to 9223372036854775807", shown(room)))
     })
 }
 
 fn preset_of(dp_rank: &Bound<'_, PyAny>) -> PyResult<u32> {
-    let number = dp_rank
-        .cast_exact::<PyInt>()
-        .ok()
-        .and_then(|rank| rank.extract::<u64>().ok());
+    let number = dp_rank.cast_exact::<PyInt>().ok().and_then(|rank| rank.extract::<u64>().ok());
     let number = number.filter(|&rank| rank < 1 << 63).ok_or_else(|| {
         PyValueError::new_err(format!(
             "dp_rank {} is not an int from 0 to 9223372036854775807",
@@ -359,8 +311,5 @@ fn preset_of(dp_rank: &Bound<'_, PyAny>) -> PyResult<u32> {
 }
 
 fn shown(value: &Bound<'_, PyAny>) -> String {
-    value.repr().map_or_else(
-        |_| String::from("?"),
-        |text| text.to_string().chars().take(80).collect(),
-    )
+    value.repr().map_or_else(|_| String::from("?"), |text| text.to_string().chars().take(80).collect())
 }

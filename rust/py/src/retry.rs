@@ -38,10 +38,7 @@ impl RetryPolicy {
             min_wait_s,
             per_cycle: false,
         };
-        policy
-            .validated()
-            .map(Self)
-            .map_err(|error| PyValueError::new_err(error.to_string()))
+        policy.validated().map(Self).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     /// Attempts spaced by wall clock: the defaults.
@@ -54,15 +51,8 @@ impl RetryPolicy {
     #[staticmethod]
     #[pyo3(signature = (max_attempts = 30))]
     fn per_cycle(max_attempts: u32) -> PyResult<Self> {
-        let policy = Core {
-            max_attempts,
-            per_cycle: true,
-            ..Core::DEFAULT
-        };
-        policy
-            .validated()
-            .map(Self)
-            .map_err(|error| PyValueError::new_err(error.to_string()))
+        let policy = Core { max_attempts, per_cycle: true, ..Core::DEFAULT };
+        policy.validated().map(Self).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     #[getter]
@@ -130,21 +120,15 @@ impl RetryPolicy {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
         (self.0.max_attempts, self.0.per_cycle).hash(&mut hasher);
-        for number in [
-            self.0.interval_s,
-            self.0.multiplier,
-            self.0.jitter,
-            self.0.cooldown_s,
-            self.0.min_wait_s,
-        ] {
+        for number in
+            [self.0.interval_s, self.0.multiplier, self.0.jitter, self.0.cooldown_s, self.0.min_wait_s]
+        {
             number.to_bits().hash(&mut hasher);
         }
         hasher.finish()
     }
 
-    fn __reduce__<'py>(
-        slf: &Bound<'py, Self>,
-    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let (py, policy) = (slf.py(), slf.get().0);
         if policy.per_cycle {
             let make = slf.get_type().getattr("per_cycle")?;

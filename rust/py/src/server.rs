@@ -44,9 +44,7 @@ impl PyBootstrapServer {
         let options = options.checked().map_err(value_error)?;
         // Looking a name up may take seconds.
         let server = py.detach(|| BootstrapServer::bind(host, port, &options));
-        Ok(Self {
-            server: server.map_err(os_error)?,
-        })
+        Ok(Self { server: server.map_err(os_error)? })
     }
 
     #[getter]
@@ -86,11 +84,7 @@ impl PyBootstrapServer {
     }
 
     fn __repr__(&self) -> String {
-        let state = if self.server.is_open() {
-            "listening"
-        } else {
-            "closed"
-        };
+        let state = if self.server.is_open() { "listening" } else { "closed" };
         format!("<BootstrapServer {} {state}>", self.server.address())
     }
 
@@ -101,14 +95,12 @@ impl PyBootstrapServer {
 }
 
 fn seconds(name: &str, value: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value).map_err(|_| {
-        PyValueError::new_err(format!("{name} is {value}: must be seconds, at least 0"))
-    })
+    Duration::try_from_secs_f64(value)
+        .map_err(|_| PyValueError::new_err(format!("{name} is {value}: must be seconds, at least 0")))
 }
 
 fn in_range<T: TryFrom<i64>>(name: &str, value: i64) -> PyResult<T> {
-    T::try_from(value)
-        .map_err(|_| PyValueError::new_err(format!("{name} is {value}: out of range")))
+    T::try_from(value).map_err(|_| PyValueError::new_err(format!("{name} is {value}: out of range")))
 }
 
 fn value_error(error: impl Display) -> PyErr {

@@ -90,9 +90,7 @@ impl Shared {
     pub fn lock(&self, py: Python<'_>) -> MutexGuard<'_, State> {
         // A panic under the lock is a bug that PyO3 has raised already; the machine's functions leave no list
         // half-linked on the paths that can be met, so later calls go on rather than stop the scheduler.
-        self.state
-            .lock_py_attached(py)
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state.lock_py_attached(py).unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Wake the network side if it has something to do that it does not know of.
@@ -144,11 +142,7 @@ impl State {
                 Routed(route) => self.routes.get(&route.id).map(|made| made.clone_ref(py)),
                 Failed(_) => None,
             };
-            taken.push(Taken {
-                object,
-                outcome,
-                made,
-            });
+            taken.push(Taken { object, outcome, made });
         }
         taken
     }
@@ -156,9 +150,6 @@ impl State {
     /// The objects of routes that are not given out any more, to be dropped after unlocking.
     pub fn retire(&mut self) -> Vec<Py<PyAny>> {
         let retired = self.machine.poll_retired();
-        retired
-            .iter()
-            .filter_map(|id| self.routes.remove(id))
-            .collect()
+        retired.iter().filter_map(|id| self.routes.remove(id)).collect()
     }
 }

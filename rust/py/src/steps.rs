@@ -27,28 +27,16 @@ pub struct Taken {
 /// The one step of polls at which nothing was decided.
 pub fn empty(py: Python<'_>) -> PyResult<Py<PyAny>> {
     static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let step = EMPTY.get_or_try_init(py, || {
-        class(py, &STEP, "Step")?.call1((0,)).map(Bound::unbind)
-    })?;
+    let step = EMPTY.get_or_try_init(py, || class(py, &STEP, "Step")?.call1((0,)).map(Bound::unbind))?;
     Ok(step.clone_ref(py))
 }
 
 /// A `Step`; makes each `Route` and `Failure` once.
-pub fn to_python(
-    py: Python<'_>,
-    shared: &Shared,
-    step: Step,
-    taken: Vec<Taken>,
-) -> PyResult<Py<PyAny>> {
+pub fn to_python(py: Python<'_>, shared: &Shared, step: Step, taken: Vec<Taken>) -> PyResult<Py<PyAny>> {
     let mut routes: HashMap<RouteId, Py<PyAny>> = HashMap::new();
     let mut failures: HashMap<*const Failure, Py<PyAny>> = HashMap::new();
     let (mut resolved, mut failed) = (Vec::new(), Vec::new());
-    for Taken {
-        object,
-        outcome,
-        made,
-    } in taken
-    {
+    for Taken { object, outcome, made } in taken {
         match outcome {
             Outcome::Routed(route) => {
                 let made = match (made, routes.get(&route.id)) {
@@ -75,11 +63,7 @@ pub fn to_python(
             }
         }
     }
-    let events = step
-        .events
-        .iter()
-        .map(|event| event_to_python(py, event))
-        .collect::<PyResult<Vec<_>>>()?;
+    let events = step.events.iter().map(|event| event_to_python(py, event)).collect::<PyResult<Vec<_>>>()?;
     let fields = (
         step.seq,
         PyTuple::new(py, resolved)?,
@@ -98,26 +82,10 @@ pub fn route_to_python(py: Python<'_>, route: &Route) -> PyResult<Py<PyAny>> {
     let endpoints = route
         .endpoints
         .iter()
-        .map(|end| {
-            make.call1((
-                route.dp_rank,
-                end.cp,
-                end.tp,
-                end.pp,
-                &end.ip,
-                end.port,
-                end.dummy,
-            ))
-        })
+        .map(|end| make.call1((route.dp_rank, end.cp, end.tp, end.pp, &end.ip, end.port, end.dummy)))
         .collect::<PyResult<Vec<_>>>()?;
-    let mapping = route
-        .mapping
-        .as_deref()
-        .map(|mapping| RankMapping::from(*mapping));
-    let info = route
-        .info
-        .as_deref()
-        .map(|info| PrefillInfo::from(info.clone()));
+    let mapping = route.mapping.as_deref().map(|mapping| RankMapping::from(*mapping));
+    let info = route.info.as_deref().map(|info| PrefillInfo::from(info.clone()));
     let fields = (
         route.addr.as_ref(),
         route.dp_rank,
@@ -134,9 +102,7 @@ pub fn route_to_python(py: Python<'_>, route: &Route) -> PyResult<Py<PyAny>> {
 pub fn stats_to_python<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
     let counts = |pairs: &[(&str, u64)]| -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        pairs
-            .iter()
-            .try_for_each(|(name, count)| dict.set_item(name, count))?;
+        pairs.iter().try_for_each(|(name, count)| dict.set_item(name, count))?;
         Ok(dict)
     };
     let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
@@ -157,11 +123,7 @@ pub fn stats_to_python<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'p
         ("marked", marked),
     ];
     dict.set_item("peers", counts(&peers)?)?;
-    let http: Vec<(&str, u64)> = CommandKind::HTTP
-        .iter()
-        .map(|kind| kind.as_str())
-        .zip(stats.http)
-        .collect();
+    let http: Vec<(&str, u64)> = CommandKind::HTTP.iter().map(|kind| kind.as_str()).zip(stats.http).collect();
     dict.set_item("http", counts(&http)?)?;
     dict.set_item("rooms", stats.rooms)?;
     dict.set_item("tombstones", stats.tombstones)?;
@@ -180,9 +142,7 @@ fn failure_to_python(py: Python<'_>, failure: &Failure) -> PyResult<Py<PyAny>> {
         failure.attempts,
         PyTuple::new(py, &failure.contacted)?,
     );
-    class(py, &FAILURE, "Failure")?
-        .call1(fields)
-        .map(Bound::unbind)
+    class(py, &FAILURE, "Failure")?.call1(fields).map(Bound::unbind)
 }
 
 fn event_to_python(py: Python<'_>, event: &Event) -> PyResult<Py<PyAny>> {
@@ -193,14 +153,7 @@ fn event_to_python(py: Python<'_>, event: &Event) -> PyResult<Py<PyAny>> {
         event.epoch,
         event.old_instance.as_deref(),
         event.new_instance.as_deref(),
-        PyTuple::new(
-            py,
-            event
-                .rooms
-                .iter()
-                .map(|room| room.number())
-                .collect::<Vec<_>>(),
-        )?,
+        PyTuple::new(py, event.rooms.iter().map(|room| room.number()).collect::<Vec<_>>())?,
     );
     class(py, &EVENT, "Event")?.call1(fields).map(Bound::unbind)
 }

@@ -40,7 +40,5 @@ fn size(name: &str, value: Whole) -> PyResult<u32> {
 }
 
 fn positive(name: &str, value: Option<Whole>) -> PyResult<Option<u32>> {
-    value
-        .map(|value| value.within(name, 1, u32::MAX))
-        .transpose()
+    value.map(|value| value.within(name, 1, u32::MAX)).transpose()
 }

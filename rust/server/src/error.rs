@@ -13,11 +13,7 @@ pub struct BindError {
 
 impl BindError {
     pub(crate) fn new(host: &str, port: u16, source: io::Error) -> Self {
-        Self {
-            host: host.to_owned(),
-            port,
-            source,
-        }
+        Self { host: host.to_owned(), port, source }
     }
 
     /// The operating system's error number, where it was the one that refused.

@@ -51,19 +51,11 @@ impl BootstrapServer {
         let (close, closing) = watch::channel(Closing::No);
         let shared = Shared::new(options);
         runtime.spawn(state::tick(shared.clone(), closing.clone()));
-        runtime.spawn(connections::accept(
-            listener,
-            routes::router(shared),
-            closing,
-        ));
+        runtime.spawn(connections::accept(listener, routes::router(shared), closing));
         Ok(Self {
             address,
             owner: std::process::id(),
-            running: Mutex::new(Some(Running {
-                runtime,
-                listening,
-                close,
-            })),
+            running: Mutex::new(Some(Running { runtime, listening, close })),
         })
     }
 
@@ -104,10 +96,7 @@ impl BootstrapServer {
 
 impl Drop for BootstrapServer {
     fn drop(&mut self) {
-        let running = self
-            .running
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
+        let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner);
         let Some(running) = running.take() else {
             return;
         };
@@ -187,10 +176,7 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
 }
 
 fn addresses(host: &str, port: u16) -> std::io::Result<impl Iterator<Item = SocketAddr>> {
-    let bare = host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-        .unwrap_or(host);
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     (bare, port).to_socket_addrs()
 }
 

@@ -19,19 +19,11 @@ pub struct Reply {
 impl Reply {
     /// What upstream says to a write.
     pub fn ok() -> Self {
-        Self {
-            status: StatusCode::OK,
-            media_type: TEXT,
-            body: "OK".to_owned(),
-        }
+        Self { status: StatusCode::OK, media_type: TEXT, body: "OK".to_owned() }
     }
 
     pub fn json(body: String) -> Self {
-        Self {
-            status: StatusCode::OK,
-            media_type: JSON,
-            body,
-        }
+        Self { status: StatusCode::OK, media_type: JSON, body }
     }
 
     pub fn refusal(status: StatusCode, error: &str, field: Option<&str>) -> Self {
@@ -51,11 +43,7 @@ impl Reply {
     }
 
     fn error(status: StatusCode, body: &Value) -> Self {
-        Self {
-            status,
-            media_type: JSON,
-            body: body.to_string(),
-        }
+        Self { status, media_type: JSON, body: body.to_string() }
     }
 }
 
@@ -77,13 +65,10 @@ impl From<BadInput> for Reply {
 
 impl From<Conflict> for Reply {
     fn from(why: Conflict) -> Self {
-        let status = if why.as_upstream {
-            StatusCode::BAD_REQUEST
-        } else {
-            StatusCode::CONFLICT
-        };
+        let status = if why.as_upstream { StatusCode::BAD_REQUEST } else { StatusCode::CONFLICT };
         let (registered, sent) = (&why.registered, &why.sent);
-        let body = json!({"error": why.to_string(), "field": why.field, "registered": registered, "sent": sent});
+        let body =
+            json!({"error": why.to_string(), "field": why.field, "registered": registered, "sent": sent});
         Self::error(status, &body)
     }
 }

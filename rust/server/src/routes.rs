@@ -70,28 +70,19 @@ fn look_up(shared: &Shared, uri: &Uri, headers: &HeaderMap) -> Response {
     let knows_newer_keys = headers.contains_key("x-disagg-client");
     answer(shared, |registry, now| match query {
         RouteQuery::Topology(dialect) => {
-            let view = View {
-                dialect,
-                knows_newer_keys,
-            };
-            registry
-                .topology(now, view)
-                .map_or_else(Reply::from, Reply::json)
+            let view = View { dialect, knows_newer_keys };
+            registry.topology(now, view).map_or_else(Reply::from, Reply::json)
         }
-        RouteQuery::Rank(at) => registry
-            .endpoint(now, at)
-            .map_or_else(Reply::from, |found| {
-                Reply::json(json!({"rank_ip": found.ip, "rank_port": found.port}).to_string())
-            }),
+        RouteQuery::Rank(at) => registry.endpoint(now, at).map_or_else(Reply::from, |found| {
+            Reply::json(json!({"rank_ip": found.ip, "rank_port": found.port}).to_string())
+        }),
     })
 }
 
 fn parse_query(uri: &Uri) -> Result<RouteQuery, Reply> {
     let text = uri.query().unwrap_or_default();
     let pairs: Vec<_> = form_urlencoded::parse(text.as_bytes()).collect();
-    let pairs = pairs
-        .iter()
-        .map(|(key, value)| (key.as_ref(), value.as_ref()));
+    let pairs = pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref()));
     RouteQuery::from_pairs(pairs).map_err(Reply::from)
 }
 
@@ -107,9 +98,9 @@ async fn register_room(State(shared): State<Shared>, request: Request) -> Respon
 
 async fn query_rooms(State(shared): State<Shared>, request: Request) -> Response {
     match read(request.into_body(), RoomQuery::from_json).await {
-        Ok(query) => answer(&shared, |registry, now| {
-            Reply::json(ranks_json(&registry.dp_ranks(now, &query)))
-        }),
+        Ok(query) => {
+            answer(&shared, |registry, now| Reply::json(ranks_json(&registry.dp_ranks(now, &query))))
+        }
         Err(reply) => refuse(&shared, reply),
     }
 }
@@ -123,13 +114,12 @@ async fn health(State(shared): State<Shared>) -> Response {
 }
 
 async fn ready(State(shared): State<Shared>) -> Response {
-    answer(&shared, |registry, now| {
-        if registry.is_ready(now) {
-            Reply::ok()
-        } else {
-            registry.not_ready().into()
-        }
-    })
+    answer(
+        &shared,
+        |registry, now| {
+            if registry.is_ready(now) { Reply::ok() } else { registry.not_ready().into() }
+        },
+    )
 }
 
 async fn no_route(State(shared): State<Shared>, uri: Uri) -> Response {
@@ -139,16 +129,10 @@ async fn no_route(State(shared): State<Shared>, uri: Uri) -> Response {
 
 async fn wrong_method(State(shared): State<Shared>, request: Request) -> Response {
     let text = format!("{} has no {}", request.uri().path(), request.method());
-    refuse(
-        &shared,
-        Reply::refusal(StatusCode::METHOD_NOT_ALLOWED, &text, None),
-    )
+    refuse(&shared, Reply::refusal(StatusCode::METHOD_NOT_ALLOWED, &text, None))
 }
 
-async fn read<T, E: Into<Reply>>(
-    body: Body,
-    parse: impl FnOnce(&[u8]) -> Result<T, E>,
-) -> Result<T, Reply> {
+async fn read<T, E: Into<Reply>>(body: Body, parse: impl FnOnce(&[u8]) -> Result<T, E>) -> Result<T, Reply> {
     let body = body::read(body).await.map_err(Reply::from)?;
     parse(&body).map_err(E::into)
 }

@@ -19,20 +19,14 @@ fn an_engine_registers_and_is_found() {
     for tp in 0..2 {
         let answer = put(&server, &rank(2, tp));
         assert_eq!((answer.status, answer.body.as_str()), (200, "OK"));
-        assert_eq!(
-            answer.header("content-type"),
-            Some("text/plain; charset=utf-8")
-        );
+        assert_eq!(answer.header("content-type"), Some("text/plain; charset=utf-8"));
     }
     let topology = send(&server, "GET", ALL, "");
     assert_eq!(topology.status, 200);
     assert_eq!(topology.json()["attn_tp_size"], 2);
     assert_eq!(topology.header("x-disagg-epoch"), Some("1"));
     let found = send(&server, "GET", &at(1), "");
-    assert_eq!(
-        found.json(),
-        json!({"rank_ip": "10.0.0.1", "rank_port": 2001})
-    );
+    assert_eq!(found.json(), json!({"rank_ip": "10.0.0.1", "rank_port": 2001}));
     assert_eq!(send(&server, "GET", &at(2), "").status, 404);
     assert_eq!(send(&server, "GET", "/ready", "").status, 200);
 }
@@ -43,12 +37,7 @@ fn rooms_are_registered_and_found() {
     let register = |body: &str| send(&server, "POST", "/register_dp_rank", body).status;
     assert_eq!(register(r#"{"bootstrap_room": 5, "dp_rank": 3}"#), 200);
     assert_eq!(register(r#"{"bootstrap_room": -5, "dp_rank": 3}"#), 400);
-    let found = send(
-        &server,
-        "POST",
-        "/query_dp_ranks",
-        r#"{"bootstrap_rooms": [5, 6, "05"]}"#,
-    );
+    let found = send(&server, "POST", "/query_dp_ranks", r#"{"bootstrap_rooms": [5, 6, "05"]}"#);
     assert_eq!((found.status, found.body.as_str()), (200, r#"{"5":3}"#));
 }
 
@@ -56,10 +45,7 @@ fn rooms_are_registered_and_found() {
 fn every_answer_carries_instance_and_epoch() {
     let server = server();
     let instance = "X-SGLang-Disaggregation-Instance-ID";
-    let known = send(&server, "GET", "/health", "")
-        .header(instance)
-        .unwrap()
-        .to_owned();
+    let known = send(&server, "GET", "/health", "").header(instance).unwrap().to_owned();
     let answers = [
         send(&server, "GET", ALL, ""),
         send(&server, "PATCH", "/route", ""),
@@ -89,10 +75,7 @@ fn refusals_are_json_and_change_nothing() {
     );
     other["rank_port"] = json!(true);
     let bad = put(&server, &other);
-    assert_eq!(
-        (bad.status, bad.json()["field"].as_str()),
-        (400, Some("rank_port"))
-    );
+    assert_eq!((bad.status, bad.json()["field"].as_str()), (400, Some("rank_port")));
     let mut policy = rank(2, 1);
     policy["decode_allocation_policy"] = json!("prefill_complete");
     assert_eq!(put(&server, &policy).status, 400, "as upstream");
@@ -147,19 +130,9 @@ fn the_second_era_is_served() {
     fields.remove("attn_cp_size");
     fields.remove("attn_cp_rank");
     assert_eq!(put(&server, &body).status, 200);
-    let topology = send(
-        &server,
-        "GET",
-        "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1",
-        "",
-    );
+    let topology = send(&server, "GET", "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1", "");
     assert_eq!(topology.json()["prefill_attn_tp_size"], 1);
-    let found = send(
-        &server,
-        "GET",
-        "/route?engine_rank=0&target_dp_group=0&target_pp_rank=0",
-        "",
-    );
+    let found = send(&server, "GET", "/route?engine_rank=0&target_dp_group=0&target_pp_rank=0", "");
     assert_eq!(found.json()["rank_port"], 2000);
 }
 
@@ -174,26 +147,16 @@ fn large_bodies_are_refused_however_they_come() {
     );
     assert_eq!(raw(&server, chunked.as_bytes()).status, 413);
     let whole = format!("{}{}", " ".repeat(1024 * 1024 - 2), "{}");
-    assert_eq!(
-        send(&server, "PUT", "/route", &whole).status,
-        400,
-        "just not too large"
-    );
+    assert_eq!(send(&server, "PUT", "/route", &whole).status, 400, "just not too large");
     let rooms = format!("{{\"bootstrap_rooms\": [{}1]}}", "1,".repeat(10_000));
     let many = send(&server, "POST", "/query_dp_ranks", &rooms);
-    assert_eq!(
-        (many.status, many.json()["field"].as_str()),
-        (413, Some("bootstrap_rooms"))
-    );
+    assert_eq!((many.status, many.json()["field"].as_str()), (413, Some("bootstrap_rooms")));
 }
 
 #[test]
 fn a_head_that_is_too_large_ends_its_connection_only() {
     let server = server();
-    let head = format!(
-        "GET /health HTTP/1.1\r\nX-Long: {}\r\n\r\n",
-        "x".repeat(200_000)
-    );
+    let head = format!("GET /health HTTP/1.1\r\nX-Long: {}\r\n\r\n", "x".repeat(200_000));
     assert_eq!(raw(&server, head.as_bytes()).status, 431);
     assert_eq!(send(&server, "GET", "/health", "").status, 200);
 }
@@ -203,12 +166,8 @@ fn half_a_body_is_not_a_request() {
     let server = server();
     let mut stream = connect(&server);
     let body = rank(1, 0).to_string();
-    write!(
-        stream,
-        "PUT /route HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len() + 1
-    )
-    .unwrap();
+    write!(stream, "PUT /route HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len() + 1)
+        .unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     let mut rest = String::new();
     let _ = stream.read_to_string(&mut rest);
@@ -221,9 +180,7 @@ fn a_connection_is_kept_alive() {
     let server = server();
     let mut stream = connect(&server);
     for _ in 0..3 {
-        stream
-            .write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            .unwrap();
+        stream.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         assert_eq!(read(&mut stream).status, 200);
     }
 }
@@ -232,16 +189,11 @@ fn a_connection_is_kept_alive() {
 fn closing_does_not_wait_for_idle_connections() {
     let server = server();
     let mut idle = connect(&server);
-    idle.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        .unwrap();
+    idle.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     assert_eq!(read(&mut idle).status, 200);
     let started = Instant::now();
     server.close(Duration::from_secs(10));
-    assert!(
-        started.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        started.elapsed()
-    );
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     assert_eq!(idle.read(&mut [0]).unwrap_or(0), 0, "it was told");
     assert!(TcpStream::connect(server.address()).is_err());
     assert!(!server.is_open());
@@ -252,34 +204,23 @@ fn closing_does_not_wait_for_idle_connections() {
 fn closing_waits_for_its_timeout_at_most() {
     let server = server();
     let mut slow = connect(&server);
-    slow.write_all(b"PUT /route HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-        .unwrap();
+    slow.write_all(b"PUT /route HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{").unwrap();
     std::thread::sleep(Duration::from_millis(50));
     let started = Instant::now();
     server.close(Duration::from_millis(200));
     let taken = started.elapsed();
-    assert!(
-        taken >= Duration::from_millis(200) && taken < Duration::from_secs(2),
-        "{taken:?}"
-    );
+    assert!(taken >= Duration::from_millis(200) && taken < Duration::from_secs(2), "{taken:?}");
 }
 
 #[test]
 fn a_port_is_one_servers_only_and_free_once_it_is_closed() {
     let first = server();
     let (port, mut client) = (first.address().port(), connect(&first));
-    client
-        .write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        .unwrap();
+    client.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     read(&mut client);
     let refused = BootstrapServer::bind("127.0.0.1", port, &Options::DEFAULT).unwrap_err();
     assert!(refused.os_error().is_some());
-    assert!(
-        refused
-            .to_string()
-            .starts_with("can't listen on host \"127.0.0.1\" port "),
-        "{refused}"
-    );
+    assert!(refused.to_string().starts_with("can't listen on host \"127.0.0.1\" port "), "{refused}");
     first.close(Duration::from_secs(1));
     let second = BootstrapServer::bind("127.0.0.1", port, &Options::DEFAULT).unwrap();
     assert_eq!(send(&second, "GET", "/health", "").status, 200);

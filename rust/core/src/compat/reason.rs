@@ -152,67 +152,37 @@ impl fmt::Display for Reason {
             | ReasonKind::DecodeAllocationPolicy
             | ReasonKind::SpecLayout => {
                 let name = self.kind.name();
-                write!(
-                    f,
-                    "{name} {local} here, {remote} at the prefill: must be equal"
-                )
+                write!(f, "{name} {local} here, {remote} at the prefill: must be equal")
             }
             ReasonKind::PrefillComplete => {
-                write!(
-                    f,
-                    "prefill {remote}: policy prefill_complete needs tp, cp and pp 1"
-                )
+                write!(f, "prefill {remote}: policy prefill_complete needs tp, cp and pp 1")
             }
             ReasonKind::EqualTp => {
-                write!(
-                    f,
-                    "decode tp {local}, prefill tp {remote}: this cache needs equal tp"
-                )
+                write!(f, "decode tp {local}, prefill tp {remote}: this cache needs equal tp")
             }
             ReasonKind::ShardingTp => {
-                write!(
-                    f,
-                    "decode tp {local}, prefill tp {remote}: sharded mla needs equal tp"
-                )
+                write!(f, "decode tp {local}, prefill tp {remote}: sharded mla needs equal tp")
             }
             ReasonKind::TpDivisibility => self.fmt_divisibility(f),
             ReasonKind::UnequalTp => {
-                write!(
-                    f,
-                    "decode tp {local}, prefill tp {remote}: slow when unequal and kv is mha"
-                )
+                write!(f, "decode tp {local}, prefill tp {remote}: slow when unequal and kv is mha")
             }
             ReasonKind::NumKvHeads => {
-                write!(
-                    f,
-                    "num_kv_heads {local} here, {remote} at the prefill: one must divide the other"
-                )
+                write!(f, "num_kv_heads {local} here, {remote} at the prefill: one must divide the other")
             }
             ReasonKind::DecodeCp => write!(f, "decode cp {local}: must be 1"),
             ReasonKind::PpSize => {
-                write!(
-                    f,
-                    "decode pp {local}, prefill pp {remote}: must be equal, or 1 at the decode"
-                )
+                write!(f, "decode pp {local}, prefill pp {remote}: must be equal, or 1 at the decode")
             }
             ReasonKind::DcpKv => write!(f, "dcp_size {local}: needs kv mla or hybrid_mla, not mha"),
             ReasonKind::DcpPrefillCp => {
-                write!(
-                    f,
-                    "dcp_size {local}, prefill cp {remote}: dcp needs prefill cp 1"
-                )
+                write!(f, "dcp_size {local}, prefill cp {remote}: dcp needs prefill cp 1")
             }
             ReasonKind::DcpSharding => {
-                write!(
-                    f,
-                    "dcp_size {local}, prefill sharding {remote}: dcp needs it off"
-                )
+                write!(f, "dcp_size {local}, prefill sharding {remote}: dcp needs it off")
             }
             ReasonKind::Contacts => {
-                write!(
-                    f,
-                    "{remote} contacts of one decode rank: must be at most {MAX_CONTACTS}"
-                )
+                write!(f, "{remote} contacts of one decode rank: must be at most {MAX_CONTACTS}")
             }
         }
     }

@@ -51,8 +51,7 @@ impl Machine {
         let (known, parsed) = match self.peers.find(address) {
             Some(known) => (Some(known), None),
             None => {
-                let parsed =
-                    addr::canonical(address, self.options.default_port).map_err(AddError::Addr)?;
+                let parsed = addr::canonical(address, self.options.default_port).map_err(AddError::Addr)?;
                 if addr::host_of(&parsed) == addr::FAKE_HOST {
                     return Ok(Added::Fake(Arc::new(fake_route(parsed))));
                 }
@@ -89,24 +88,12 @@ impl Machine {
             && ended.len() < limit
         {
             let slot = self.requests.slots.at(at);
-            let (seq, room, id) = (
-                slot.seq,
-                slot.room,
-                RequestId {
-                    slot: at,
-                    generation: slot.generation,
-                },
-            );
+            let (seq, room, id) = (slot.seq, slot.room, RequestId { slot: at, generation: slot.generation });
             let Stage::Decided(outcome) = self.requests.take_decided(at) else {
                 unreachable!("the list holds only decided requests")
             };
             if let Outcome::Routed(route) = &outcome {
-                track(
-                    &mut self.requests.rooms,
-                    self.options.track_rooms,
-                    room,
-                    &route.addr,
-                );
+                track(&mut self.requests.rooms, self.options.track_rooms, room, &route.addr);
             }
             ended.push((seq, id, outcome));
         }
@@ -114,10 +101,7 @@ impl Machine {
         ended.sort_by_key(|&(seq, ..)| seq);
         Step {
             seq: self.last_step,
-            ended: ended
-                .into_iter()
-                .map(|(_, id, outcome)| (id, outcome))
-                .collect(),
+            ended: ended.into_iter().map(|(_, id, outcome)| (id, outcome)).collect(),
             events: core::mem::take(&mut self.events),
             more: !self.requests.decided.is_empty(),
         }
@@ -179,10 +163,7 @@ impl Machine {
         self.dead.is_none()
             && (self.requests.rooms.is_empty() || !self.requests.rooms.contains_key(&room))
             && (self.tombstones.is_empty()
-                || self
-                    .tombstones
-                    .get(&room)
-                    .is_none_or(|told| told.until <= self.now))
+                || self.tombstones.get(&room).is_none_or(|told| told.until <= self.now))
     }
 
     /// The dp rank of a request if its route is cached.
@@ -196,19 +177,12 @@ impl Machine {
     fn route_at_once(&mut self, at: u32, room: Room, dp_rank: u32) -> Added<'_> {
         let peer = self.peers.at_mut(at);
         peer.last_add = self.now;
-        let Some(GroupState::Ready(route)) = peer
-            .ready()
-            .and_then(|ready| ready.groups.get(&dp_rank))
-            .map(|group| &group.state)
+        let Some(GroupState::Ready(route)) =
+            peer.ready().and_then(|ready| ready.groups.get(&dp_rank)).map(|group| &group.state)
         else {
             unreachable!("the caller has just looked")
         };
-        track(
-            &mut self.requests.rooms,
-            self.options.track_rooms,
-            room,
-            &route.addr,
-        );
+        track(&mut self.requests.rooms, self.options.track_rooms, room, &route.addr);
         Added::Routed(route)
     }
 
@@ -218,8 +192,7 @@ impl Machine {
         let id = self.requests.insert(room, preset, lived);
         let at = match end {
             Err(failure) => {
-                self.requests
-                    .decide_unlinked(id.slot, Outcome::Failed(failure));
+                self.requests.decide_unlinked(id.slot, Outcome::Failed(failure));
                 return id;
             }
             Ok(at) => at,
@@ -251,9 +224,7 @@ impl Machine {
             return Err(told_failure(addr, told.reason, told.http_status));
         }
         let holder = match self.requests.rooms.get(&room) {
-            Some(&RoomOwner::Pending(at)) => {
-                Some(&self.peers.at(self.requests.slots.at(at).peer).addr)
-            }
+            Some(&RoomOwner::Pending(at)) => Some(&self.peers.at(self.requests.slots.at(at).peer).addr),
             Some(RoomOwner::Routed(holder)) => Some(holder),
             None => None,
         };
@@ -283,12 +254,8 @@ impl Machine {
 
     /// Make room for a new address: the longest unused one that nobody waits for and that is not ready.
     fn evict(&mut self) -> bool {
-        let idle = self
-            .peers
-            .iter()
-            .filter(|(_, peer)| peer.pending == 0 && peer.ready().is_none());
-        let Some((at, _)) = idle.min_by_key(|(_, peer)| (peer.last_add, Arc::clone(&peer.addr)))
-        else {
+        let idle = self.peers.iter().filter(|(_, peer)| peer.pending == 0 && peer.ready().is_none());
+        let Some((at, _)) = idle.min_by_key(|(_, peer)| (peer.last_add, Arc::clone(&peer.addr))) else {
             return false;
         };
         self.evictions += 1;
@@ -297,12 +264,7 @@ impl Machine {
     }
 }
 
-fn track(
-    rooms: &mut hashbrown::HashMap<Room, RoomOwner>,
-    tracked: bool,
-    room: Room,
-    addr: &Arc<str>,
-) {
+fn track(rooms: &mut hashbrown::HashMap<Room, RoomOwner>, tracked: bool, room: Room, addr: &Arc<str>) {
     if tracked {
         rooms.insert(room, RoomOwner::Routed(Arc::clone(addr)));
     }

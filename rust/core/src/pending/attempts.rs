@@ -20,23 +20,13 @@ impl Machine {
     }
 
     pub(super) fn fetch(&mut self, at: u32, purpose: Purpose, started: Tick) {
-        let ticket = self.send(
-            at,
-            purpose,
-            started,
-            sentinel(CommandKind::Topology, self.peers.at(at).dialect),
-        );
+        let ticket =
+            self.send(at, purpose, started, sentinel(CommandKind::Topology, self.peers.at(at).dialect));
         self.peers.at_mut(at).fetch = Some(ticket);
     }
 
     /// An attempt or a probe was answered.
-    pub(super) fn on_attempt(
-        &mut self,
-        at: u32,
-        flight: Flight,
-        answer: Answer,
-        instance: Option<&str>,
-    ) {
+    pub(super) fn on_attempt(&mut self, at: u32, flight: Flight, answer: Answer, instance: Option<&str>) {
         match answer {
             Answer::Good(info) => self.become_ready(at, *info, instance),
             Answer::AskOlderForm => {
@@ -57,25 +47,14 @@ impl Machine {
         let cooldown = cooldown(&peer.addr, &peer.budget);
         if matches!(flight.purpose, Purpose::Probe) {
             let until = flight.started.after(seconds(policy.interval_s));
-            peer.state = PeerState::Marked {
-                failure: cooldown,
-                until,
-            };
+            peer.state = PeerState::Marked { failure: cooldown, until };
             return;
         }
-        let gap = policy.gap(
-            peer.budget.failed,
-            unit_interval(seed, &peer.addr, peer.budget.failed),
-        );
-        peer.state = PeerState::Waiting {
-            until: flight.started.after(gap),
-            for_poll: policy.per_cycle,
-        };
+        let gap = policy.gap(peer.budget.failed, unit_interval(seed, &peer.addr, peer.budget.failed));
+        peer.state = PeerState::Waiting { until: flight.started.after(gap), for_poll: policy.per_cycle };
         match &mut peer.budget.spent {
             Some((_, failure)) => *failure = cooldown,
-            None if peer.budget.failed >= policy.max_attempts => {
-                peer.budget.spent = Some((now, cooldown))
-            }
+            None if peer.budget.failed >= policy.max_attempts => peer.budget.spent = Some((now, cooldown)),
             None => {}
         }
         if policy.per_cycle {
@@ -100,18 +79,12 @@ impl Machine {
         let Some((kind, _)) = &peer.budget.last_error else {
             return;
         };
-        let failure = failure(
-            *kind,
-            &peer.addr,
-            &gave_up(&peer.budget),
-            peer.budget.failed,
-        );
+        let failure = failure(*kind, &peer.addr, &gave_up(&peer.budget), peer.budget.failed);
         let min_wait = seconds(self.policy.min_wait_s);
         while let Some(first) = peer.need_info.first()
             && lived.since(self.requests.slots.at(first).added) >= min_wait
         {
-            self.requests
-                .decide(peer, first, Outcome::Failed(Arc::clone(&failure)));
+            self.requests.decide(peer, first, Outcome::Failed(Arc::clone(&failure)));
         }
     }
 
@@ -121,14 +94,10 @@ impl Machine {
         if peer.pending > 0 {
             return;
         }
-        if let (Some((since, failure)), &PeerState::Waiting { until, .. }) =
-            (&peer.budget.spent, &peer.state)
+        if let (Some((since, failure)), &PeerState::Waiting { until, .. }) = (&peer.budget.spent, &peer.state)
         {
             let until = until.max(since.after(cooldown_s));
-            peer.state = PeerState::Marked {
-                failure: Arc::clone(failure),
-                until,
-            };
+            peer.state = PeerState::Marked { failure: Arc::clone(failure), until };
             peer.budget.deferred = false;
         }
     }
@@ -157,10 +126,7 @@ impl Machine {
                 self.settle(at);
                 self.mark_down_if_nobody_waits(at);
             }
-            if matches!(
-                self.peers.at(at).state,
-                PeerState::Waiting { for_poll: true, .. }
-            ) {
+            if matches!(self.peers.at(at).state, PeerState::Waiting { for_poll: true, .. }) {
                 self.leave_waiting(at);
             }
             self.rearm(at);
@@ -171,17 +137,10 @@ impl Machine {
 /// The topology query, in the form that the peer understands.
 pub(super) fn sentinel(kind: CommandKind, dialect: Dialect) -> HttpRequest {
     let path = match dialect {
-        Dialect::E3 => {
-            "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
-        }
+        Dialect::E3 => "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1",
         Dialect::E2 => "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1",
     };
-    HttpRequest {
-        kind,
-        path: path.to_string(),
-        body: None,
-        max_body: TOPOLOGY_CAP,
-    }
+    HttpRequest { kind, path: path.to_string(), body: None, max_body: TOPOLOGY_CAP }
 }
 
 fn gave_up(budget: &Budget) -> String {
@@ -193,9 +152,6 @@ fn gave_up(budget: &Budget) -> String {
 }
 
 fn cooldown(addr: &Arc<str>, budget: &Budget) -> Arc<Failure> {
-    let text = format!(
-        "not tried again until it answers a probe; {}",
-        gave_up(budget)
-    );
+    let text = format!("not tried again until it answers a probe; {}", gave_up(budget));
     failure(FailureKind::Cooldown, addr, &text, budget.failed)
 }

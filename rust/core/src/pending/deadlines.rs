@@ -23,19 +23,13 @@ impl Machine {
             self.end_one(at, FailureKind::RequestTimeout, &text);
         }
         while let Some(at) = self.requests.need_dp_rank.first()
-            && passed(
-                self.requests.slots.at(at).stage_since,
-                options.dp_rank_timeout_s,
-            )
+            && passed(self.requests.slots.at(at).stage_since, options.dp_rank_timeout_s)
         {
             let text = self.dp_rank_timeout_text(at);
             self.end_one(at, FailureKind::DpRankTimeout, &text);
         }
         while let Some(at) = self.requests.need_endpoints.first()
-            && passed(
-                self.requests.slots.at(at).stage_since,
-                options.endpoint_timeout_s,
-            )
+            && passed(self.requests.slots.at(at).stage_since, options.endpoint_timeout_s)
         {
             let text = self.endpoint_timeout_text(at);
             self.end_one(at, FailureKind::EndpointTimeout, &text);
@@ -45,21 +39,10 @@ impl Machine {
     /// When the next deadline passes, if the scheduler's clock gets there without another poll.
     pub(super) fn next_deadline(&self) -> Option<Tick> {
         let slots = &self.requests.slots;
-        let age = self
-            .requests
-            .ages
-            .first()
-            .map(|at| (slots.at(at).added, self.options.request_timeout_s));
-        let stage =
-            |first: Option<u32>, timeout_s| first.map(|at| (slots.at(at).stage_since, timeout_s));
-        let dp_rank = stage(
-            self.requests.need_dp_rank.first(),
-            self.options.dp_rank_timeout_s,
-        );
-        let endpoint = stage(
-            self.requests.need_endpoints.first(),
-            self.options.endpoint_timeout_s,
-        );
+        let age = self.requests.ages.first().map(|at| (slots.at(at).added, self.options.request_timeout_s));
+        let stage = |first: Option<u32>, timeout_s| first.map(|at| (slots.at(at).stage_since, timeout_s));
+        let dp_rank = stage(self.requests.need_dp_rank.first(), self.options.dp_rank_timeout_s);
+        let endpoint = stage(self.requests.need_endpoints.first(), self.options.endpoint_timeout_s);
         [age, dp_rank, endpoint]
             .into_iter()
             .flatten()
@@ -70,15 +53,10 @@ impl Machine {
     fn end_one(&mut self, at: u32, kind: FailureKind, text: &str) {
         let peer_index = self.requests.slots.at(at).peer;
         let peer = self.peers.at(peer_index);
-        let attempts = if kind == FailureKind::RequestTimeout {
-            peer.budget.failed
-        } else {
-            0
-        };
+        let attempts = if kind == FailureKind::RequestTimeout { peer.budget.failed } else { 0 };
         let shared = failure(kind, &peer.addr, text, attempts);
         let failure = self.with_contacted(peer_index, at, &shared);
-        self.requests
-            .decide(self.peers.at_mut(peer_index), at, Outcome::Failed(failure));
+        self.requests.decide(self.peers.at_mut(peer_index), at, Outcome::Failed(failure));
         self.rearm(peer_index);
     }
 
@@ -93,11 +71,7 @@ impl Machine {
 
     fn dp_rank_timeout_text(&self, at: u32) -> String {
         let slot = self.requests.slots.at(at);
-        let error = self
-            .peers
-            .at(slot.peer)
-            .ready()
-            .map_or("", |ready| &ready.query.error);
+        let error = self.peers.at(slot.peer).ready().map_or("", |ready| &ready.query.error);
         format!(
             "no dp rank for room {} within {} s, asked {} times{}",
             slot.room,
@@ -112,16 +86,9 @@ impl Machine {
         let Stage::NeedEndpoints(dp_rank) = slot.stage else {
             unreachable!("the list holds only requests that wait for endpoints")
         };
-        let group = self
-            .peers
-            .at(slot.peer)
-            .ready()
-            .and_then(|ready| ready.groups.get(&dp_rank));
+        let group = self.peers.at(slot.peer).ready().and_then(|ready| ready.groups.get(&dp_rank));
         let error = group.map_or("", |group| &group.last_error);
         let timeout_s = self.options.endpoint_timeout_s;
-        format!(
-            "endpoints of dp rank {dp_rank} not read within {timeout_s} s{}",
-            and_last_error(error)
-        )
+        format!("endpoints of dp rank {dp_rank} not read within {timeout_s} s{}", and_last_error(error))
     }
 }

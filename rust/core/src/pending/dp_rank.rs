@@ -27,16 +27,9 @@ impl Machine {
         let size = ready.info.dp_size();
         if let Some(preset) = preset.filter(|&preset| preset >= size) {
             let text = format!("dp rank {preset} was preset, but its dp size is {size}");
-            let failure = failure_with_status(
-                FailureKind::DpRankOutOfRange,
-                &peer.addr,
-                &text,
-                0,
-                PRESET_STATUS,
-            );
-            return self
-                .requests
-                .decide(self.peers.at_mut(at), request, Outcome::Failed(failure));
+            let failure =
+                failure_with_status(FailureKind::DpRankOutOfRange, &peer.addr, &text, 0, PRESET_STATUS);
+            return self.requests.decide(self.peers.at_mut(at), request, Outcome::Failed(failure));
         }
         if let Some(dp_rank) = self.dp_rank_without_asking(peer, ready, room, preset) {
             return self.need_endpoints(at, request, dp_rank);
@@ -45,11 +38,7 @@ impl Machine {
         slot.stage_since = lived;
         slot.next_ask = now;
         slot.asked = 0;
-        self.requests.enter(
-            self.peers.at_mut(at),
-            request,
-            Stage::NeedDpRank(Ask::Turn(0)),
-        );
+        self.requests.enter(self.peers.at_mut(at), request, Stage::NeedDpRank(Ask::Turn(0)));
     }
 
     /// The dp rank by the rules that need no query; a preset that is too large has none.
@@ -67,9 +56,8 @@ impl Machine {
         if size == 1 {
             return Some(0);
         }
-        let follows = ready.info.follow_bootstrap_room()
-            && !ready.info.dynamic_dp_size()
-            && !self.options.force_query;
+        let follows =
+            ready.info.follow_bootstrap_room() && !ready.info.dynamic_dp_size() && !self.options.force_query;
         if !follows && peer.dialect == Dialect::E3 {
             return None;
         }
@@ -80,21 +68,13 @@ impl Machine {
     pub(super) fn pump_query(&mut self, at: u32) {
         let now = self.now;
         let slots = &self.requests.slots;
-        if self
-            .peers
-            .at(at)
-            .ready()
-            .and_then(|ready| ready.query.due(slots))
-            .is_none_or(|due| due > now)
-        {
+        if self.peers.at(at).ready().and_then(|ready| ready.query.due(slots)).is_none_or(|due| due > now) {
             return;
         }
         let mut rooms: Vec<(u64, Room)> = Vec::new();
         while rooms.len() < QUERY_ROOMS {
             let peer = self.peers.at_mut(at);
-            let Some(next) = peer
-                .ready()
-                .and_then(|ready| ready.query.next(&self.requests.slots, now))
+            let Some(next) = peer.ready().and_then(|ready| ready.query.next(&self.requests.slots, now))
             else {
                 break;
             };
@@ -114,11 +94,7 @@ impl Machine {
 
     pub(super) fn on_dp_ranks(&mut self, at: u32, flight: Flight, status: u16, body: &[u8]) {
         if status != 200 {
-            return self.query_failed(
-                at,
-                flight,
-                format!("answered {status} to the dp-rank query"),
-            );
+            return self.query_failed(at, flight, format!("answered {status} to the dp-rank query"));
         }
         let ranks = match wire::parse_dp_ranks(body) {
             Ok(ranks) => ranks,
@@ -128,17 +104,14 @@ impl Machine {
         for request in self.asked(at) {
             let slot = self.requests.slots.at(request);
             let (room, asked) = (slot.room, slot.asked);
-            let found = ranks
-                .binary_search_by_key(&room.number(), |&(room, _)| room)
-                .ok();
+            let found = ranks.binary_search_by_key(&room.number(), |&(room, _)| room).ok();
             match found.and_then(|found| ranks.get(found)) {
                 Some(&(_, Ok(dp_rank))) => self.on_dp_rank(at, request, dp_rank),
                 // A malformed entry is as good as none; the other rooms' are used.
                 Some((_, Err(_))) | None => {
                     let next_ask = flight.started.after(wait_after(asked));
                     let ask = Query::turn_after(asked);
-                    self.requests
-                        .take_turn(self.peers.at_mut(at), request, ask, next_ask);
+                    self.requests.take_turn(self.peers.at_mut(at), request, ask, next_ask);
                 }
             }
         }
@@ -153,16 +126,14 @@ impl Machine {
         let room = self.requests.slots.at(request).room;
         let text = format!("it says dp rank {dp_rank} for room {room}, but its dp size is {size}");
         let failure = failure(FailureKind::DpRankOutOfRange, &peer.addr, &text, 0);
-        self.requests
-            .decide(self.peers.at_mut(at), request, Outcome::Failed(failure));
+        self.requests.decide(self.peers.at_mut(at), request, Outcome::Failed(failure));
     }
 
     /// A failed query spends no budget; it is paced, and the stage's deadline ends it.
     pub(super) fn query_failed(&mut self, at: u32, flight: Flight, text: String) {
         let not_before = flight.started.after(self.interval().max(QUERY_GAP));
         for request in self.asked(at) {
-            self.requests
-                .take_turn(self.peers.at_mut(at), request, Ask::Failed, not_before);
+            self.requests.take_turn(self.peers.at_mut(at), request, Ask::Failed, not_before);
         }
         if let Some(ready) = self.peers.at_mut(at).ready_mut() {
             ready.query.error = text;
@@ -175,11 +146,7 @@ impl Machine {
         let Some(ready) = self.peers.at(at).ready() else {
             return Vec::new();
         };
-        let mut asked: Vec<u32> = self
-            .requests
-            .slots
-            .iter(&ready.query.asking, Link::Peer)
-            .collect();
+        let mut asked: Vec<u32> = self.requests.slots.iter(&ready.query.asking, Link::Peer).collect();
         asked.sort_by_key(|&request| self.requests.slots.at(request).seq);
         asked
     }
@@ -192,27 +159,20 @@ impl Query {
             return None;
         }
         let heads = self.waiting().filter_map(|(_, list)| list.first());
-        heads
-            .map(|at| slots.at(at).next_ask)
-            .min()
-            .map(|due| due.max(self.not_before))
+        heads.map(|at| slots.at(at).next_ask).min().map(|due| due.max(self.not_before))
     }
 
     /// The request whose turn it is.
     fn next(&self, slots: &Slots, now: Tick) -> Option<u32> {
         let heads = self.waiting().filter_map(|(_, list)| list.first());
         let turn = |&at: &u32| (slots.at(at).next_ask, slots.at(at).seq);
-        heads
-            .min_by_key(turn)
-            .filter(|&at| slots.at(at).next_ask <= now)
+        heads.min_by_key(turn).filter(|&at| slots.at(at).next_ask <= now)
     }
 }
 
 /// How long after it was asked for the n-th time a room is asked for again: 20 ms doubling to 1 s.
 fn wait_after(asked: u32) -> Duration {
-    QUERY_GAP
-        .saturating_mul(1 << asked.saturating_sub(1).min(6))
-        .min(LONGEST_WAIT)
+    QUERY_GAP.saturating_mul(1 << asked.saturating_sub(1).min(6)).min(LONGEST_WAIT)
 }
 
 fn query(rooms: &[(u64, Room)]) -> HttpRequest {

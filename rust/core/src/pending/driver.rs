@@ -49,9 +49,7 @@ impl Machine {
                 continue;
             };
             flight.taken = true;
-            let place = CommandKind::HTTP
-                .iter()
-                .position(|&kind| kind == command.kind);
+            let place = CommandKind::HTTP.iter().position(|&kind| kind == command.kind);
             if let Some(count) = place.and_then(|place| self.http.get_mut(place)) {
                 *count += 1;
             }
@@ -146,9 +144,7 @@ impl Machine {
             }
             Purpose::Read => self.on_read(at, ticket, flight, Answer::of_error(error, text), None),
             Purpose::Query => self.query_failed(at, flight, text),
-            Purpose::Lookup { dp_rank, contact } => {
-                self.lookup_failed(at, flight, (dp_rank, contact), text)
-            }
+            Purpose::Lookup { dp_rank, contact } => self.lookup_failed(at, flight, (dp_rank, contact), text),
         }
         self.pump(at);
         self.rearm(at);
@@ -164,11 +160,8 @@ impl Machine {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let requests = &self.requests;
-        let (decided, asking, endpoints) = (
-            requests.decided.len(),
-            requests.need_dp_rank.len(),
-            requests.need_endpoints.len(),
-        );
+        let (decided, asking, endpoints) =
+            (requests.decided.len(), requests.need_dp_rank.len(), requests.need_endpoints.len());
         let mut peers = [0; 5];
         for (_, peer) in self.peers.iter() {
             let [unknown, fetching, waiting, ready, marked] = &mut peers;
@@ -197,11 +190,7 @@ impl Machine {
 
     /// Start whatever a ready peer is due for.
     pub(super) fn pump(&mut self, at: u32) {
-        if self
-            .peers
-            .get(at)
-            .is_some_and(|peer| peer.ready().is_some())
-        {
+        if self.peers.get(at).is_some_and(|peer| peer.ready().is_some()) {
             self.pump_query(at);
             self.pump_lookups(at);
             self.pump_reads(at);
@@ -210,8 +199,7 @@ impl Machine {
 
     /// See to it that the peer is woken when something of it is due.
     pub(super) fn rearm(&mut self, at: u32) {
-        self.peers
-            .rearm(at, &self.requests.slots, seconds(self.options.peer_ttl_s));
+        self.peers.rearm(at, &self.requests.slots, seconds(self.options.peer_ttl_s));
     }
 
     fn look_at_peer(&mut self, at: u32) {
@@ -220,10 +208,7 @@ impl Machine {
             return;
         };
         match peer.state {
-            PeerState::Waiting {
-                until,
-                for_poll: false,
-            } if until <= now => self.leave_waiting(at),
+            PeerState::Waiting { until, for_poll: false } if until <= now => self.leave_waiting(at),
             PeerState::Marked { until, .. } if until <= now && peer.fetch.is_none() => {
                 self.fetch(at, Purpose::Probe, now);
             }
@@ -242,12 +227,7 @@ impl Machine {
     }
 
     fn topology_answer(&self, at: u32, status: u16, body: &[u8]) -> Answer {
-        Answer::of_response(
-            status,
-            body,
-            self.peers.at(at).dialect,
-            self.options.not_found_is_transient,
-        )
+        Answer::of_response(status, body, self.peers.at(at).dialect, self.options.not_found_is_transient)
     }
 
     /// The flight of a ticket, taken off wherever it was noted.
@@ -272,10 +252,7 @@ impl Machine {
     }
 
     fn next_due(&mut self) -> Option<Tick> {
-        [self.next_deadline(), self.peers.next_wake()]
-            .into_iter()
-            .flatten()
-            .min()
+        [self.next_deadline(), self.peers.next_wake()].into_iter().flatten().min()
     }
 }
 

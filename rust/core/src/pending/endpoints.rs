@@ -19,10 +19,7 @@ impl Machine {
     /// Whether later requests may still get this route.
     #[must_use]
     pub fn is_cached(&self, route: &Route) -> bool {
-        let ready = self
-            .peers
-            .find(&route.addr)
-            .and_then(|at| self.peers.at(at).ready());
+        let ready = self.peers.find(&route.addr).and_then(|at| self.peers.at(at).ready());
         let group = ready.and_then(|ready| ready.groups.get(&route.dp_rank));
         group.and_then(Group::route_id) == Some(route.id)
     }
@@ -38,15 +35,15 @@ impl Machine {
         }
         let route = match ready.groups.get(&dp_rank).map(|group| &group.state) {
             Some(GroupState::Ready(route)) => Some(Arc::clone(route)),
-            Some(GroupState::Looking | GroupState::Waiting { .. } | GroupState::Reading { .. })
-            | None => None,
+            Some(GroupState::Looking | GroupState::Waiting { .. } | GroupState::Reading { .. }) | None => {
+                None
+            }
         };
         if let Some(route) = route {
             return self.requests.decide(peer, request, Outcome::Routed(route));
         }
         self.requests.slots.at_mut(request).stage_since = lived;
-        self.requests
-            .enter(peer, request, Stage::NeedEndpoints(dp_rank));
+        self.requests.enter(peer, request, Stage::NeedEndpoints(dp_rank));
     }
 
     /// Start look-ups, oldest group first, up to the peer's limit.
@@ -55,10 +52,7 @@ impl Machine {
         loop {
             let peer = self.peers.at_mut(at);
             let dialect = peer.dialect;
-            let Some(ready) = peer
-                .ready_mut()
-                .filter(|ready| ready.lookups_in_flight < most)
-            else {
+            let Some(ready) = peer.ready_mut().filter(|ready| ready.lookups_in_flight < most) else {
                 return;
             };
             let Some((dp_rank, contact)) = ready.next_lookup() else {
@@ -107,12 +101,9 @@ impl Machine {
         }
         let from = Ticket(self.last_ticket + 1);
         match wire::parse_endpoint(body) {
-            Err(error) => self.lookup_failed(
-                at,
-                flight,
-                (dp_rank, contact),
-                format!("protocol error: {error}"),
-            ),
+            Err(error) => {
+                self.lookup_failed(at, flight, (dp_rank, contact), format!("protocol error: {error}"))
+            }
             Ok(found) => {
                 let Some(ready) = self.peers.at_mut(at).ready_mut() else {
                     return;
@@ -170,15 +161,10 @@ impl Machine {
             let Some(ready) = self.peers.at_mut(at).ready_mut() else {
                 return;
             };
-            let Some(&(_, dp_rank)) = ready.waiting.first().filter(|(until, _)| *until <= now)
-            else {
+            let Some(&(_, dp_rank)) = ready.waiting.first().filter(|(until, _)| *until <= now) else {
                 return;
             };
-            if ready
-                .groups
-                .get(&dp_rank)
-                .is_some_and(|group| group.waiters.is_empty())
-            {
+            if ready.groups.get(&dp_rank).is_some_and(|group| group.waiters.is_empty()) {
                 self.drop_group(at, dp_rank);
             } else {
                 ready.set_group(dp_rank, GroupState::Looking);
@@ -206,20 +192,13 @@ impl Machine {
             addr,
             dp_rank,
             mapping: Some(Arc::clone(&ready.mapping)),
-            endpoints: core::mem::take(&mut group.found)
-                .into_iter()
-                .flatten()
-                .collect(),
+            endpoints: core::mem::take(&mut group.found).into_iter().flatten().collect(),
             info: Some(Arc::clone(&ready.info)),
             epoch,
             fake: false,
         });
         for waiter in self.waiters(at, dp_rank) {
-            self.requests.decide(
-                self.peers.at_mut(at),
-                waiter,
-                Outcome::Routed(Arc::clone(&route)),
-            );
+            self.requests.decide(self.peers.at_mut(at), waiter, Outcome::Routed(Arc::clone(&route)));
         }
         if let Some(ready) = self.peers.at_mut(at).ready_mut() {
             ready.set_group(dp_rank, GroupState::Ready(route));
@@ -235,29 +214,15 @@ impl Machine {
         let Some(rank) = ready.contacts.get(index(contact)) else {
             return;
         };
-        let again = ready
-            .groups
-            .get(&dp_rank)
-            .is_some_and(|group| group.not_found);
-        let name = format!(
-            "rank dp{dp_rank}/cp{}/tp{}/pp{} is not registered",
-            rank.cp, rank.tp, rank.pp
-        );
-        let missing = failure(
-            FailureKind::RankMissing,
-            &peer.addr,
-            &format!("{name} (404 twice)"),
-            0,
-        );
+        let again = ready.groups.get(&dp_rank).is_some_and(|group| group.not_found);
+        let name = format!("rank dp{dp_rank}/cp{}/tp{}/pp{} is not registered", rank.cp, rank.tp, rank.pp);
+        let missing = failure(FailureKind::RankMissing, &peer.addr, &format!("{name} (404 twice)"), 0);
         let waiters = self.waiters(at, dp_rank);
         if again {
-            let shared = waiters
-                .first()
-                .map(|&first| self.with_contacted(at, first, &missing));
+            let shared = waiters.first().map(|&first| self.with_contacted(at, first, &missing));
             for &waiter in &waiters {
                 let shared = Arc::clone(shared.as_ref().unwrap_or(&missing));
-                self.requests
-                    .decide(self.peers.at_mut(at), waiter, Outcome::Failed(shared));
+                self.requests.decide(self.peers.at_mut(at), waiter, Outcome::Failed(shared));
             }
         }
         let old = self.drop_group(at, dp_rank);
@@ -270,11 +235,7 @@ impl Machine {
             group.not_found = !again;
             group.last_error = format!("{name} (404)");
         }
-        let state = if again {
-            GroupState::Waiting { until }
-        } else {
-            GroupState::Reading { from }
-        };
+        let state = if again { GroupState::Waiting { until } } else { GroupState::Reading { from } };
         ready.set_group(dp_rank, state);
     }
 
@@ -291,51 +252,28 @@ impl Machine {
 
     /// The requests that wait for one dp rank, in order of arrival.
     pub(super) fn waiters(&self, at: u32, dp_rank: u32) -> Vec<u32> {
-        let group = self
-            .peers
-            .at(at)
-            .ready()
-            .and_then(|ready| ready.groups.get(&dp_rank));
+        let group = self.peers.at(at).ready().and_then(|ready| ready.groups.get(&dp_rank));
         let Some(group) = group else {
             return Vec::new();
         };
-        let mut waiters: Vec<u32> = self
-            .requests
-            .slots
-            .iter(&group.waiters, Link::Peer)
-            .collect();
+        let mut waiters: Vec<u32> = self.requests.slots.iter(&group.waiters, Link::Peer).collect();
         waiters.sort_by_key(|&at| self.requests.slots.at(at).seq);
         waiters
     }
 
     /// The failure with the prefill ranks whose endpoints this request's group had read.
-    pub(super) fn with_contacted(
-        &self,
-        at: u32,
-        request: u32,
-        shared: &Arc<Failure>,
-    ) -> Arc<Failure> {
+    pub(super) fn with_contacted(&self, at: u32, request: u32, shared: &Arc<Failure>) -> Arc<Failure> {
         let Stage::NeedEndpoints(dp_rank) = self.requests.slots.at(request).stage else {
             return Arc::clone(shared);
         };
-        let group = self
-            .peers
-            .at(at)
-            .ready()
-            .and_then(|ready| ready.groups.get(&dp_rank));
-        let found = group
-            .into_iter()
-            .flat_map(|group| group.found.iter().flatten());
-        let contacted: Vec<Coordinates> = found
-            .map(|endpoint| (dp_rank, endpoint.cp, endpoint.tp, endpoint.pp))
-            .collect();
+        let group = self.peers.at(at).ready().and_then(|ready| ready.groups.get(&dp_rank));
+        let found = group.into_iter().flat_map(|group| group.found.iter().flatten());
+        let contacted: Vec<Coordinates> =
+            found.map(|endpoint| (dp_rank, endpoint.cp, endpoint.tp, endpoint.pp)).collect();
         if contacted.is_empty() {
             return Arc::clone(shared);
         }
-        Arc::new(Failure {
-            contacted,
-            ..(**shared).clone()
-        })
+        Arc::new(Failure { contacted, ..(**shared).clone() })
     }
 }
 
@@ -343,11 +281,7 @@ impl super::peer::Ready {
     /// The next contact to look up, which is then in flight.
     fn next_lookup(&mut self) -> Option<(u32, u32)> {
         for &(_, dp_rank) in &self.looking {
-            if let Some(contact) = self
-                .groups
-                .get_mut(&dp_rank)
-                .and_then(|group| group.wanted.pop())
-            {
+            if let Some(contact) = self.groups.get_mut(&dp_rank).and_then(|group| group.wanted.pop()) {
                 return Some((dp_rank, contact));
             }
         }
@@ -358,9 +292,7 @@ impl super::peer::Ready {
 impl Group {
     /// Everything is looked up, so that only the confirmation is left.
     fn is_complete(&self) -> bool {
-        matches!(self.state, GroupState::Looking)
-            && self.wanted.is_empty()
-            && self.in_flight.is_empty()
+        matches!(self.state, GroupState::Looking) && self.wanted.is_empty() && self.in_flight.is_empty()
     }
 
     /// The id of a cached route.
@@ -382,10 +314,5 @@ fn lookup(dialect: Dialect, dp_rank: u32, rank: &Contact) -> HttpRequest {
             format!("/route?engine_rank={tp}&target_dp_group={dp_rank}&target_pp_rank={pp}")
         }
     };
-    HttpRequest {
-        kind: CommandKind::Endpoint,
-        path,
-        body: None,
-        max_body: TOPOLOGY_CAP,
-    }
+    HttpRequest { kind: CommandKind::Endpoint, path, body: None, max_body: TOPOLOGY_CAP }
 }

@@ -86,9 +86,7 @@ impl Machine {
         peer.instance = instance;
         peer.budget = Budget::default();
         let phase = 0.5 + 0.5 * unit_interval(self.options.seed, &peer.addr, 0);
-        let beat = self
-            .now
-            .after(seconds(self.options.heartbeat_interval_s * phase));
+        let beat = self.now.after(seconds(self.options.heartbeat_interval_s * phase));
         let contacts = mapping.contacts().collect();
         peer.state = PeerState::Ready(Box::new(Ready::new(info, mapping, contacts, beat)));
         if let Some(back) = back {
@@ -135,10 +133,7 @@ impl Machine {
         if until <= now {
             return false;
         }
-        peer.state = PeerState::Waiting {
-            until,
-            for_poll: false,
-        };
+        peer.state = PeerState::Waiting { until, for_poll: false };
         true
     }
 
@@ -151,20 +146,15 @@ impl Machine {
         let peer = self.peers.at(at);
         let failure_of = |kind, text: &str| failure(kind, &peer.addr, text, peer.budget.failed);
         let lost = failure_of(FailureKind::PeerLost, text);
-        let mark = failure_of(
-            FailureKind::Cooldown,
-            &format!("not tried again until it answers a probe; {text}"),
-        );
+        let mark =
+            failure_of(FailureKind::Cooldown, &format!("not tried again until it answers a probe; {text}"));
         self.fail_pending(at, &lost);
         self.reset(at);
         let until = self.now.after(seconds(self.policy.cooldown_s));
         let peer = self.peers.at_mut(at);
         peer.lost = true;
         peer.budget.last_error = Some((FailureKind::PeerLost, text.to_string()));
-        peer.state = PeerState::Marked {
-            failure: mark,
-            until,
-        };
+        peer.state = PeerState::Marked { failure: mark, until };
     }
 
     /// Drop the address with all that is in flight; nobody waits for it.
@@ -190,18 +180,8 @@ impl Machine {
         if let PeerState::Ready(ready) = core::mem::replace(&mut peer.state, PeerState::Unknown) {
             tickets.extend(ready.read.in_flight);
             tickets.extend(ready.query.in_flight);
-            tickets.extend(
-                ready
-                    .groups
-                    .values()
-                    .flat_map(|group| group.in_flight.iter().copied()),
-            );
-            self.retired.extend(
-                ready
-                    .groups
-                    .values()
-                    .filter_map(super::peer::Group::route_id),
-            );
+            tickets.extend(ready.groups.values().flat_map(|group| group.in_flight.iter().copied()));
+            self.retired.extend(ready.groups.values().filter_map(super::peer::Group::route_id));
         }
         tickets.sort_unstable();
         for ticket in tickets {
@@ -222,8 +202,7 @@ impl Machine {
                     Arc::clone(shared)
                 }
             };
-            self.requests
-                .decide(self.peers.at_mut(at), request, Outcome::Failed(failure));
+            self.requests.decide(self.peers.at_mut(at), request, Outcome::Failed(failure));
         }
     }
 

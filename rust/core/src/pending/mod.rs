@@ -156,24 +156,10 @@ impl Machine {
     }
 
     /// Hand out an HTTP request.
-    fn send(
-        &mut self,
-        peer_index: u32,
-        purpose: Purpose,
-        started: Tick,
-        request: HttpRequest,
-    ) -> Ticket {
+    fn send(&mut self, peer_index: u32, purpose: Purpose, started: Tick, request: HttpRequest) -> Ticket {
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
-        self.flights.insert(
-            ticket,
-            Flight {
-                peer: peer_index,
-                purpose,
-                started,
-                taken: false,
-            },
-        );
+        self.flights.insert(ticket, Flight { peer: peer_index, purpose, started, taken: false });
         self.commands.push_back(Command {
             ticket,
             kind: request.kind,
@@ -186,11 +172,7 @@ impl Machine {
     }
 
     fn cancel(&mut self, ticket: Ticket) {
-        if self
-            .flights
-            .remove(&ticket)
-            .is_some_and(|flight| flight.taken)
-        {
+        if self.flights.remove(&ticket).is_some_and(|flight| flight.taken) {
             self.commands.push_back(Command {
                 ticket,
                 kind: CommandKind::Cancel,
@@ -213,9 +195,7 @@ struct HttpRequest {
 
 impl fmt::Debug for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Machine")
-            .field("stats", &self.stats())
-            .finish_non_exhaustive()
+        f.debug_struct("Machine").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
 
@@ -256,11 +236,7 @@ fn failure_with_status(
 }
 
 fn and_last_error(error: &str) -> String {
-    if error.is_empty() {
-        String::new()
-    } else {
-        format!("; last error: {error}")
-    }
+    if error.is_empty() { String::new() } else { format!("; last error: {error}") }
 }
 
 const MAX_EVENTS: usize = 65_536;

@@ -69,15 +69,9 @@ impl Options {
         let counts = [
             ("heartbeat_failures", self.heartbeat_failures),
             ("max_addresses", self.max_addresses),
-            (
-                "max_endpoint_lookups_per_peer",
-                self.max_endpoint_lookups_per_peer,
-            ),
+            ("max_endpoint_lookups_per_peer", self.max_endpoint_lookups_per_peer),
         ];
-        if let Some((field, value)) = seconds
-            .into_iter()
-            .find(|(_, value)| !(1e-3..=1e6).contains(value))
-        {
+        if let Some((field, value)) = seconds.into_iter().find(|(_, value)| !(1e-3..=1e6).contains(value)) {
             return Err(OptionError {
                 field,
                 value,
@@ -85,26 +79,16 @@ impl Options {
             });
         }
         if let Some((field, _)) = counts.into_iter().find(|(_, value)| *value == 0) {
-            return Err(OptionError {
-                field,
-                value: 0.0,
-                rule: "must be at least 1",
-            });
+            return Err(OptionError { field, value: 0.0, rule: "must be at least 1" });
         }
         if !(0.0..=1e6).contains(&self.heartbeat_min_down_s) {
             let (field, value) = ("heartbeat_min_down_s", self.heartbeat_min_down_s);
-            return Err(OptionError {
-                field,
-                value,
-                rule: "must be a number of seconds from 0 to 1000000",
-            });
+            return Err(OptionError { field, value, rule: "must be a number of seconds from 0 to 1000000" });
         }
         match self.default_port {
-            Some(0) => Err(OptionError {
-                field: "default_port",
-                value: 0.0,
-                rule: "must be from 1 to 65535",
-            }),
+            Some(0) => {
+                Err(OptionError { field: "default_port", value: 0.0, rule: "must be from 1 to 65535" })
+            }
             Some(_) | None => Ok(self),
         }
     }

@@ -209,10 +209,9 @@ impl Peer {
     pub fn refusal(&self) -> Option<&Arc<Failure>> {
         match &self.state {
             PeerState::Marked { failure, .. } => Some(failure),
-            PeerState::Unknown
-            | PeerState::Fetching
-            | PeerState::Waiting { .. }
-            | PeerState::Ready(_) => self.budget.spent.as_ref().map(|(_, failure)| failure),
+            PeerState::Unknown | PeerState::Fetching | PeerState::Waiting { .. } | PeerState::Ready(_) => {
+                self.budget.spent.as_ref().map(|(_, failure)| failure)
+            }
         }
     }
 }
@@ -327,10 +326,7 @@ impl Query {
 
     /// The lists that wait for their turn.
     pub fn waiting(&self) -> impl Iterator<Item = (Ask, &List)> {
-        (0..=LAST_TURN)
-            .map(Ask::Turn)
-            .zip(&self.turns)
-            .chain([(Ask::Failed, &self.failed)])
+        (0..=LAST_TURN).map(Ask::Turn).zip(&self.turns).chain([(Ask::Failed, &self.failed)])
     }
 }
 

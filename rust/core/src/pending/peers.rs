@@ -79,9 +79,7 @@ impl Peers {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Peer)> {
-        (0..)
-            .zip(&self.peers)
-            .filter_map(|(at, peer)| Some((at, peer.as_ref()?)))
+        (0..).zip(&self.peers).filter_map(|(at, peer)| Some((at, peer.as_ref()?)))
     }
 
     /// See to it that the peer is woken when something of it is due.
@@ -130,10 +128,7 @@ impl Peers {
     /// Entries that do not count any more must not pile up.
     fn compact(&mut self) {
         if self.wakes.len() > 4 * self.peers.len() + 64 {
-            self.wakes = self
-                .iter()
-                .filter_map(|(at, peer)| Some(Reverse((peer.wake?, at))))
-                .collect();
+            self.wakes = self.iter().filter_map(|(at, peer)| Some(Reverse((peer.wake?, at)))).collect();
         }
     }
 }
@@ -146,10 +141,7 @@ fn due(peer: &Peer, slots: &Slots, ttl: Duration) -> Option<Tick> {
         PeerState::Marked { until, .. } => peer.fetch.is_none().then_some(*until),
         PeerState::Ready(ready) => {
             let lookup = ready.waiting.first().map(|&(until, _)| until);
-            [lookup, ready.query.due(slots), ready.read_due()]
-                .into_iter()
-                .flatten()
-                .min()
+            [lookup, ready.query.due(slots), ready.read_due()].into_iter().flatten().min()
         }
     };
     [forget, own].into_iter().flatten().min()

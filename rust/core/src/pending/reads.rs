@@ -30,9 +30,7 @@ impl Machine {
             Answer::Transient { text, .. } | Answer::Permanent { text, .. } => {
                 self.read_failed(at, flight, &text);
             }
-            Answer::AskOlderForm => {
-                self.read_failed(at, flight, "answered 400 to the topology query")
-            }
+            Answer::AskOlderForm => self.read_failed(at, flight, "answered 400 to the topology query"),
         }
     }
 
@@ -82,19 +80,12 @@ impl Machine {
             ready.read.missed_since = flight.started;
         }
         let (missed, down) = (ready.read.missed, now.since(ready.read.missed_since));
-        if missed >= self.options.heartbeat_failures
-            && down >= seconds(self.options.heartbeat_min_down_s)
-        {
+        if missed >= self.options.heartbeat_failures && down >= seconds(self.options.heartbeat_min_down_s) {
             let down = down.as_secs_f64();
-            return self.lose(
-                at,
-                &format!("lost: {missed} reads failed over {down:.1} s: {text}"),
-            );
+            return self.lose(at, &format!("lost: {missed} reads failed over {down:.1} s: {text}"));
         }
         ready.read.not_before = flight.started.after(interval);
-        ready.read.next_heartbeat = flight
-            .started
-            .after(seconds(self.options.heartbeat_interval_s));
+        ready.read.next_heartbeat = flight.started.after(seconds(self.options.heartbeat_interval_s));
         for dp_rank in ready.reading.iter().copied().collect::<Vec<u32>>() {
             let Some(group) = ready.groups.get_mut(&dp_rank) else {
                 continue;
@@ -118,24 +109,12 @@ impl Machine {
     pub(super) fn pump_reads(&mut self, at: u32) {
         let now = self.now;
         let peer = self.peers.at(at);
-        let Some(read) = peer
-            .ready()
-            .filter(|ready| ready.read_due().is_some_and(|due| due <= now))
-        else {
+        let Some(read) = peer.ready().filter(|ready| ready.read_due().is_some_and(|due| due <= now)) else {
             return;
         };
         let confirms = !read.reading.is_empty() && read.read.not_before <= now;
-        let kind = if confirms {
-            CommandKind::Topology
-        } else {
-            CommandKind::Heartbeat
-        };
-        let ticket = self.send(
-            at,
-            Purpose::Read,
-            now,
-            sentinel(kind, self.peers.at(at).dialect),
-        );
+        let kind = if confirms { CommandKind::Topology } else { CommandKind::Heartbeat };
+        let ticket = self.send(at, Purpose::Read, now, sentinel(kind, self.peers.at(at).dialect));
         if let Some(ready) = self.peers.at_mut(at).ready_mut() {
             ready.read.in_flight = Some(ticket);
         }
@@ -149,19 +128,12 @@ impl Ready {
             return None;
         }
         let confirm = (!self.reading.is_empty()).then_some(self.read.not_before);
-        Some(confirm.map_or(self.read.next_heartbeat, |confirm| {
-            confirm.min(self.read.next_heartbeat)
-        }))
+        Some(confirm.map_or(self.read.next_heartbeat, |confirm| confirm.min(self.read.next_heartbeat)))
     }
 
     /// The groups that were waiting for a read when this one was handed out.
     fn confirmed_by(&self, ticket: Ticket) -> Vec<u32> {
-        let early =
-            |group: &Group| matches!(group.state, GroupState::Reading { from } if from <= ticket);
-        self.reading
-            .iter()
-            .copied()
-            .filter(|dp| self.groups.get(dp).is_some_and(early))
-            .collect()
+        let early = |group: &Group| matches!(group.state, GroupState::Reading { from } if from <= ticket);
+        self.reading.iter().copied().filter(|dp| self.groups.get(dp).is_some_and(early)).collect()
     }
 }

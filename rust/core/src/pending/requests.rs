@@ -69,17 +69,11 @@ impl Requests {
         self.leave(peer, at);
         match &stage {
             Stage::NeedInfo => {}
-            Stage::NeedDpRank(_) => self
-                .slots
-                .push_back(&mut self.need_dp_rank, Link::Stage, at),
-            Stage::NeedEndpoints(_) => {
-                self.slots
-                    .push_back(&mut self.need_endpoints, Link::Stage, at)
-            }
+            Stage::NeedDpRank(_) => self.slots.push_back(&mut self.need_dp_rank, Link::Stage, at),
+            Stage::NeedEndpoints(_) => self.slots.push_back(&mut self.need_endpoints, Link::Stage, at),
             Stage::Free | Stage::Decided(_) => unreachable!("`decide` and `release` do that"),
         }
-        self.slots
-            .push_back(peer_list(peer, &stage), Link::Peer, at);
+        self.slots.push_back(peer_list(peer, &stage), Link::Peer, at);
         self.slots.at_mut(at).stage = stage;
     }
 
@@ -88,8 +82,7 @@ impl Requests {
         let old = self.slots.at(at).stage.clone();
         self.slots.unlink(peer_list(peer, &old), Link::Peer, at);
         let stage = Stage::NeedDpRank(ask);
-        self.slots
-            .push_back(peer_list(peer, &stage), Link::Peer, at);
+        self.slots.push_back(peer_list(peer, &stage), Link::Peer, at);
         let slot = self.slots.at_mut(at);
         slot.stage = stage;
         slot.next_ask = next_ask;
@@ -128,10 +121,7 @@ impl Requests {
         let mut all: Vec<u32> = self.slots.iter(&peer.need_info, Link::Peer).collect();
         if let Some(ready) = peer.ready() {
             let turns = ready.query.waiting().map(|(_, list)| list);
-            for list in turns
-                .chain([&ready.query.asking])
-                .chain(ready.groups.values().map(|g| &g.waiters))
-            {
+            for list in turns.chain([&ready.query.asking]).chain(ready.groups.values().map(|g| &g.waiters)) {
                 all.extend(self.slots.iter(list, Link::Peer));
             }
             all.sort_unstable_by_key(|&at| self.slots.at(at).seq);
@@ -166,12 +156,10 @@ fn peer_list<'a>(peer: &'a mut Peer, stage: &Stage) -> &'a mut List {
     match (stage, &mut peer.state) {
         (Stage::NeedInfo, _) => &mut peer.need_info,
         (Stage::NeedDpRank(ask), PeerState::Ready(ready)) => ready.query.list_mut(*ask),
-        (Stage::NeedEndpoints(dp_rank), PeerState::Ready(ready)) => {
-            match ready.groups.get_mut(dp_rank) {
-                Some(group) => &mut group.waiters,
-                None => unreachable!("a group is not removed while requests wait for it"),
-            }
-        }
+        (Stage::NeedEndpoints(dp_rank), PeerState::Ready(ready)) => match ready.groups.get_mut(dp_rank) {
+            Some(group) => &mut group.waiters,
+            None => unreachable!("a group is not removed while requests wait for it"),
+        },
         (
             Stage::NeedDpRank(_) | Stage::NeedEndpoints(_) | Stage::Free | Stage::Decided(_),
             PeerState::Unknown
@@ -179,8 +167,8 @@ fn peer_list<'a>(peer: &'a mut Peer, stage: &Stage) -> &'a mut List {
             | PeerState::Waiting { .. }
             | PeerState::Marked { .. }
             | PeerState::Ready(_),
-        ) => unreachable!(
-            "only undecided requests are in a peer's lists, and late stages only of ready peers"
-        ),
+        ) => {
+            unreachable!("only undecided requests are in a peer's lists, and late stages only of ready peers")
+        }
     }
 }

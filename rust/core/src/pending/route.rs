@@ -64,12 +64,7 @@ pub enum CommandKind {
 
 impl CommandKind {
     /// The kinds that are HTTP requests, in the order of [`super::Stats::http`].
-    pub const HTTP: [Self; 4] = [
-        Self::Topology,
-        Self::DpRanks,
-        Self::Endpoint,
-        Self::Heartbeat,
-    ];
+    pub const HTTP: [Self; 4] = [Self::Topology, Self::DpRanks, Self::Endpoint, Self::Heartbeat];
 
     /// The name that users and the transport see.
     #[must_use]

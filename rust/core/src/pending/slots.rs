@@ -95,11 +95,7 @@ pub(super) struct List {
 }
 
 impl List {
-    pub const EMPTY: Self = Self {
-        first: NONE,
-        last: NONE,
-        len: 0,
-    };
+    pub const EMPTY: Self = Self { first: NONE, last: NONE, len: 0 };
 
     pub fn first(&self) -> Option<u32> {
         (self.first != NONE).then_some(self.first)
@@ -145,17 +141,11 @@ impl Slots {
         match self.free.pop() {
             Some(free) => {
                 *self.at_mut(free) = slot;
-                RequestId {
-                    slot: free,
-                    generation,
-                }
+                RequestId { slot: free, generation }
             }
             None => {
                 self.slots.push(slot);
-                RequestId {
-                    slot: number(self.slots.len() - 1),
-                    generation,
-                }
+                RequestId { slot: number(self.slots.len() - 1), generation }
             }
         }
     }
@@ -173,9 +163,7 @@ impl Slots {
     }
 
     pub fn at(&self, at: u32) -> &Slot {
-        let Some(slot) = self.slots.get(index(at)) else {
-            unreachable!("lists hold only slots that exist")
-        };
+        let Some(slot) = self.slots.get(index(at)) else { unreachable!("lists hold only slots that exist") };
         slot
     }
 
@@ -193,10 +181,7 @@ impl Slots {
     }
 
     pub fn push_back(&mut self, list: &mut List, link: Link, at: u32) {
-        *self.links_mut(at, link) = Links {
-            before: list.last,
-            behind: NONE,
-        };
+        *self.links_mut(at, link) = Links { before: list.last, behind: NONE };
         match list.last {
             NONE => list.first = at,
             last => self.links_mut(last, link).behind = at,
@@ -246,10 +231,7 @@ impl Slots {
 }
 
 impl Links {
-    const NONE: Self = Self {
-        before: NONE,
-        behind: NONE,
-    };
+    const NONE: Self = Self { before: NONE, behind: NONE };
 }
 
 /// No slot.
@@ -269,9 +251,7 @@ mod tests {
     fn unlinking_keeps_the_order_of_the_rest() {
         let mut slots = Slots::default();
         let mut list = List::EMPTY;
-        let Some(room) = Room::new(1) else {
-            unreachable!()
-        };
+        let Some(room) = Room::new(1) else { unreachable!() };
         let ids: Vec<u32> = (0..5)
             .map(|seq| {
                 let at = slots.insert(room, seq, Tick::ZERO, None).slot;
@@ -282,26 +262,19 @@ mod tests {
         for &at in &[ids[2], ids[0], ids[4]] {
             slots.unlink(&mut list, Link::Age, at);
         }
-        assert_eq!(
-            slots.iter(&list, Link::Age).collect::<Vec<_>>(),
-            [ids[1], ids[3]]
-        );
+        assert_eq!(slots.iter(&list, Link::Age).collect::<Vec<_>>(), [ids[1], ids[3]]);
         assert_eq!(list.len(), 2);
     }
 
     #[test]
     fn reused_slot_has_another_generation() {
         let mut slots = Slots::default();
-        let Some(room) = Room::new(1) else {
-            unreachable!()
-        };
+        let Some(room) = Room::new(1) else { unreachable!() };
         let kept = slots.insert(room, 0, Tick::ZERO, None);
         let old = slots.insert(room, 1, Tick::ZERO, None);
         slots.release(old.slot);
         let new = slots.insert(room, 2, Tick::ZERO, None);
         assert_eq!(new.slot, old.slot);
-        assert!(
-            slots.find(old).is_none() && slots.find(new).is_some() && slots.find(kept).is_some()
-        );
+        assert!(slots.find(old).is_none() && slots.find(new).is_some() && slots.find(kept).is_some());
     }
 }

@@ -53,24 +53,13 @@ impl Machine {
             && (until <= self.now || self.tombstones_by_age.len() >= TOMBSTONES)
         {
             self.tombstones_by_age.pop_front();
-            if self
-                .tombstones
-                .get(&oldest)
-                .is_some_and(|told| told.until == until)
-            {
+            if self.tombstones.get(&oldest).is_some_and(|told| told.until == until) {
                 self.tombstones.remove(&oldest);
             }
         }
         if !self.tombstones.contains_key(&room) {
             let until = self.now.after(TOMBSTONE_TTL);
-            self.tombstones.insert(
-                room,
-                Tombstone {
-                    reason,
-                    http_status,
-                    until,
-                },
-            );
+            self.tombstones.insert(room, Tombstone { reason, http_status, until });
             self.tombstones_by_age.push_back((until, room));
         }
     }
@@ -80,14 +69,10 @@ impl Machine {
         if !self.options.track_rooms || kind == EventKind::PeerBack {
             return Vec::new();
         }
-        let at_addr = self
-            .requests
-            .rooms
-            .iter()
-            .filter_map(|(&room, owner)| match owner {
-                RoomOwner::Routed(holder) if **holder == *addr => Some(room),
-                RoomOwner::Routed(_) | RoomOwner::Pending(_) => None,
-            });
+        let at_addr = self.requests.rooms.iter().filter_map(|(&room, owner)| match owner {
+            RoomOwner::Routed(holder) if **holder == *addr => Some(room),
+            RoomOwner::Routed(_) | RoomOwner::Pending(_) => None,
+        });
         let mut rooms: Vec<Room> = at_addr.collect();
         rooms.sort_unstable();
         rooms

@@ -28,9 +28,11 @@ pub fn topology(generation: &Generation, view: View, old_decodes: bool) -> Strin
         }
         Dialect::Current if generation.has_newer_keys || view.knows_newer_keys => {
             let mut answer = current(generation);
-            answer.extend(newer(generation).into_iter().filter(|(key, value)| {
-                !(value.is_null() && LEFT_OUT_WHEN_NULL.contains(&key.as_str()))
-            }));
+            answer.extend(
+                newer(generation)
+                    .into_iter()
+                    .filter(|(key, value)| !(value.is_null() && LEFT_OUT_WHEN_NULL.contains(&key.as_str()))),
+            );
             answer
         }
         Dialect::Current => current(generation),

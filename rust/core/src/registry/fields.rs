@@ -23,9 +23,7 @@ impl Fields {
         match serde_json::from_slice(body) {
             Ok(Unique(Value::Object(fields))) => Ok(Self(fields)),
             Ok(Unique(_)) => Err(BadInput::NotAnObject),
-            Err(error) => Err(BadInput::Json {
-                reason: shown(&error.to_string()),
-            }),
+            Err(error) => Err(BadInput::Json { reason: shown(&error.to_string()) }),
         }
     }
 
@@ -42,15 +40,8 @@ impl Fields {
         integer(field, self.required(field)?, min, max)
     }
 
-    pub fn optional_integer(
-        &self,
-        field: &'static str,
-        min: u64,
-        max: u64,
-    ) -> Result<Option<u64>, BadInput> {
-        self.value(field)
-            .map(|value| integer(field, value, min, max))
-            .transpose()
+    pub fn optional_integer(&self, field: &'static str, min: u64, max: u64) -> Result<Option<u64>, BadInput> {
+        self.value(field).map(|value| integer(field, value, min, max)).transpose()
     }
 
     /// A string of at most [`MAX_TEXT`] bytes without control characters.
@@ -60,11 +51,7 @@ impl Fields {
             Some(Value::String(text)) if text.len() <= MAX_TEXT && !has_controls(text) => {
                 Ok(Some(text.to_owned()))
             }
-            Some(value) => Err(refused(
-                field,
-                value,
-                "must be a string of at most 255 bytes",
-            )),
+            Some(value) => Err(refused(field, value, "must be a string of at most 255 bytes")),
         }
     }
 
@@ -93,26 +80,13 @@ pub fn integer(field: &'static str, value: &Value, min: u64, max: u64) -> Result
     };
     match parsed {
         Some(number) if (min..=max).contains(&number) => Ok(number),
-        Some(_) => Err(BadInput::Range {
-            field,
-            value: shown(&value.to_string()),
-            min,
-            max,
-        }),
-        None => Err(refused(
-            field,
-            value,
-            "must be an integer, as such or in ASCII digits",
-        )),
+        Some(_) => Err(BadInput::Range { field, value: shown(&value.to_string()), min, max }),
+        None => Err(refused(field, value, "must be an integer, as such or in ASCII digits")),
     }
 }
 
 pub fn refused(field: &'static str, value: &Value, rule: &'static str) -> BadInput {
-    BadInput::Value {
-        field,
-        value: shown(&value.to_string()),
-        rule,
-    }
+    BadInput::Value { field, value: shown(&value.to_string()), rule }
 }
 
 /// Whether `text` is one or more ASCII digits.
@@ -192,10 +166,7 @@ impl<'de> Visitor<'de> for UniqueVisitor {
         let mut map = Map::new();
         while let Some((key, Unique(value))) = entries.next_entry::<String, Unique>()? {
             if map.contains_key(&key) {
-                return Err(A::Error::custom(format_args!(
-                    "key {:?} stands twice",
-                    shown(&key)
-                )));
+                return Err(A::Error::custom(format_args!("key {:?} stands twice", shown(&key))));
             }
             map.insert(key, value);
         }

@@ -135,19 +135,11 @@ impl Table {
                 forming.add(now, put);
                 promote(None, forming)
             }
-            (
-                Plan::Add,
-                Self::Replacing {
-                    serving,
-                    mut forming,
-                },
-            ) => {
+            (Plan::Add, Self::Replacing { serving, mut forming }) => {
                 forming.add(now, put);
                 promote(Some(serving), forming)
             }
-            (Plan::Open | Plan::Add, Self::Empty | Self::First(_)) => {
-                promote(None, Forming::open(now, put))
-            }
+            (Plan::Open | Plan::Add, Self::Empty | Self::First(_)) => promote(None, Forming::open(now, put)),
             (Plan::Open | Plan::Add, Self::Serving(serving))
             | (Plan::Open, Self::Replacing { serving, .. }) => {
                 promote(Some(serving), Forming::open(now, put))
@@ -164,18 +156,12 @@ impl Table {
         };
         let is_stale = forming.is_stale(now);
         let is_quiet = now.saturating_sub(forming.last_put) >= MERGE_AFTER;
-        let is_mergeable = serving
-            .layout
-            .difference(&forming.generation.layout)
-            .is_none();
+        let is_mergeable = serving.layout.difference(&forming.generation.layout).is_none();
         if !(is_stale || is_mergeable && is_quiet) {
             return Change::None;
         }
         let (state, change) = match mem::take(self) {
-            Self::Replacing {
-                mut serving,
-                forming,
-            } if is_mergeable => {
+            Self::Replacing { mut serving, forming } if is_mergeable => {
                 let change = serving.merge(forming.generation);
                 (Self::Serving(serving), change)
             }
@@ -199,17 +185,10 @@ impl Table {
     #[must_use]
     pub fn not_ready(&self) -> NotReady {
         match self {
-            Self::Empty => NotReady {
-                registered: 0,
-                expected: None,
-                missing: Vec::new(),
-            },
+            Self::Empty => NotReady { registered: 0, expected: None, missing: Vec::new() },
             Self::First(Forming { generation, .. })
             | Self::Serving(generation)
-            | Self::Replacing {
-                serving: generation,
-                ..
-            } => generation.not_ready(),
+            | Self::Replacing { serving: generation, .. } => generation.not_ready(),
         }
     }
 
@@ -224,8 +203,7 @@ impl Table {
             Self::Serving(_) => Ok(Plan::Open),
             // A late repetition from the ranks that are served says nothing about the newcomers.
             Self::Replacing { serving, forming }
-                if serving.has(put)
-                    && forming.generation.layout.difference(&put.layout).is_some() =>
+                if serving.has(put) && forming.generation.layout.difference(&put.layout).is_some() =>
             {
                 Ok(Plan::Keep)
             }
@@ -252,8 +230,7 @@ impl Generation {
     }
 
     fn has(&self, put: &Registration) -> bool {
-        self.rows.get(&put.at) == Some(&put.endpoint)
-            && self.layout.difference(&put.layout).is_none()
+        self.rows.get(&put.at) == Some(&put.endpoint) && self.layout.difference(&put.layout).is_none()
     }
 
     /// Every rank came back to where it was: nothing to tell anyone.
@@ -273,11 +250,7 @@ impl Generation {
     }
 
     fn not_ready(&self) -> NotReady {
-        let missing = self
-            .layout
-            .sizes
-            .coordinates()
-            .filter(|at| !self.rows.contains_key(at));
+        let missing = self.layout.sizes.coordinates().filter(|at| !self.rows.contains_key(at));
         NotReady {
             registered: self.rows.len(),
             expected: Some(self.layout.sizes.ranks()),

@@ -54,8 +54,7 @@ impl Sizes {
     pub fn coordinates(self) -> impl Iterator<Item = Coordinate> {
         (0..self.dp).flat_map(move |dp| {
             (0..self.cp).flat_map(move |cp| {
-                (0..self.tp)
-                    .flat_map(move |tp| (0..self.pp).map(move |pp| Coordinate { dp, cp, tp, pp }))
+                (0..self.tp).flat_map(move |tp| (0..self.pp).map(move |pp| Coordinate { dp, cp, tp, pp }))
             })
         })
     }
@@ -132,26 +131,14 @@ impl Layout {
 
     fn differing_flag(&self, sent: &Self) -> Option<Conflict> {
         [
-            (
-                "load_balance_method",
-                self.follow_bootstrap_room,
-                sent.follow_bootstrap_room,
-            ),
+            ("load_balance_method", self.follow_bootstrap_room, sent.follow_bootstrap_room),
             (
                 "enable_dsa_cache_layer_split",
                 self.enable_dsa_cache_layer_split,
                 sent.enable_dsa_cache_layer_split,
             ),
-            (
-                "enable_kv_cache_sharding",
-                self.enable_kv_cache_sharding,
-                sent.enable_kv_cache_sharding,
-            ),
-            (
-                "dynamic_dp_size",
-                self.dynamic_dp_size,
-                sent.dynamic_dp_size,
-            ),
+            ("enable_kv_cache_sharding", self.enable_kv_cache_sharding, sent.enable_kv_cache_sharding),
+            ("dynamic_dp_size", self.dynamic_dp_size, sent.dynamic_dp_size),
         ]
         .into_iter()
         .find(|(_, registered, sent)| registered != sent)

@@ -44,11 +44,8 @@ pub struct Options {
 
 impl Options {
     /// 600 s is twice SGLang's own bootstrap timeout: no request still waits for an entry that went.
-    pub const DEFAULT: Self = Self {
-        old_decodes: false,
-        room_ttl: Duration::from_secs(600),
-        room_cap: 1_000_000,
-    };
+    pub const DEFAULT: Self =
+        Self { old_decodes: false, room_ttl: Duration::from_secs(600), room_cap: 1_000_000 };
 
     /// Checks the bounds.
     ///
@@ -112,10 +109,7 @@ impl Registry {
         Self {
             old_decodes: options.old_decodes,
             table: Table::Empty,
-            rooms: Rooms::new(
-                options.room_ttl,
-                usize::try_from(options.room_cap).unwrap_or(usize::MAX),
-            ),
+            rooms: Rooms::new(options.room_ttl, usize::try_from(options.room_cap).unwrap_or(usize::MAX)),
             identity,
             life: 0,
             epoch: 0,
@@ -148,11 +142,7 @@ impl Registry {
     /// The dp ranks of those of `query`'s rooms that are known.
     #[must_use]
     pub fn dp_ranks(&self, now: Duration, query: &RoomQuery) -> BTreeMap<u64, u16> {
-        query
-            .rooms
-            .iter()
-            .filter_map(|&room| Some((room, self.rooms.dp_rank(now, room)?)))
-            .collect()
+        query.rooms.iter().filter_map(|&room| Some((room, self.rooms.dp_rank(now, room)?))).collect()
     }
 
     /// The topology answer as JSON text.
@@ -169,17 +159,12 @@ impl Registry {
     ///
     /// # Errors
     /// [`LookupError::NotReady`] until every rank has registered, then [`LookupError::Unknown`].
-    pub fn endpoint(
-        &mut self,
-        now: Duration,
-        at: Option<Coordinate>,
-    ) -> Result<&Endpoint, LookupError> {
+    pub fn endpoint(&mut self, now: Duration, at: Option<Coordinate>) -> Result<&Endpoint, LookupError> {
         self.settle(now);
         let Some(serving) = self.table.serving() else {
             return Err(LookupError::NotReady(self.table.not_ready()));
         };
-        at.and_then(|at| serving.endpoint(at))
-            .ok_or(LookupError::Unknown)
+        at.and_then(|at| serving.endpoint(at)).ok_or(LookupError::Unknown)
     }
 
     /// Whether every rank has registered.
@@ -197,10 +182,7 @@ impl Registry {
     /// What every answer given now is stamped with.
     pub fn stamp(&mut self, now: Duration) -> Stamp {
         self.settle(now);
-        Stamp {
-            instance: format!("{:032x}-{}", self.identity, self.life),
-            epoch: self.epoch,
-        }
+        Stamp { instance: format!("{:032x}-{}", self.identity, self.life), epoch: self.epoch }
     }
 
     /// How many rooms are held, those included that expired but were not swept yet.

@@ -82,12 +82,9 @@ impl fmt::Display for BadInput {
             Self::NotAnObject => write!(f, "body is not a JSON object"),
             Self::Missing { field } => write!(f, "{field} is missing"),
             Self::Value { field, value, rule } => write!(f, "{field} is {value}: {rule}"),
-            Self::Range {
-                field,
-                value,
-                min,
-                max,
-            } => write!(f, "{field} is {value}: must be in {min}..{max}"),
+            Self::Range { field, value, min, max } => {
+                write!(f, "{field} is {value}: must be in {min}..{max}")
+            }
             Self::RankNotBelowSize { field, rank, size } => {
                 write!(f, "{field} is {rank}: must be below the size {size}")
             }
@@ -96,10 +93,9 @@ impl fmt::Display for BadInput {
                 "dp {} x cp {} x tp {} x pp {} are more than {MAX_RANKS} ranks",
                 sizes.dp, sizes.cp, sizes.tp, sizes.pp
             ),
-            Self::TooManyRooms { count } => write!(
-                f,
-                "{count} rooms in one query: at most {MAX_ROOMS_IN_QUERY} are answered"
-            ),
+            Self::TooManyRooms { count } => {
+                write!(f, "{count} rooms in one query: at most {MAX_ROOMS_IN_QUERY} are answered")
+            }
         }
     }
 }
@@ -135,9 +131,7 @@ impl fmt::Display for NotReady {
         for at in &self.missing {
             write!(f, " ({}, {}, {}, {})", at.dp, at.cp, at.tp, at.pp)?;
         }
-        let unnamed = expected
-            .saturating_sub(self.registered)
-            .saturating_sub(self.missing.len());
+        let unnamed = expected.saturating_sub(self.registered).saturating_sub(self.missing.len());
         if unnamed > 0 {
             write!(f, " and {unnamed} more")?;
         }

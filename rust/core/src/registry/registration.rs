@@ -71,27 +71,14 @@ fn position(fields: &Fields, is_second_era: bool) -> Result<(Sizes, Coordinate),
     };
     // With DP attention the system has one group, whose rank field then counts attention groups.
     let dp = if system.size == 1 { attention } else { system };
-    let sizes = Sizes {
-        dp: dp.size,
-        cp: cp.size,
-        tp: tp.size,
-        pp: pp.size,
-    }
-    .checked()?;
-    let at = Coordinate {
-        dp: dp.rank()?,
-        cp: cp.rank()?,
-        tp: tp.rank()?,
-        pp: pp.rank()?,
-    };
+    let sizes = Sizes { dp: dp.size, cp: cp.size, tp: tp.size, pp: pp.size }.checked()?;
+    let at = Coordinate { dp: dp.rank()?, cp: cp.rank()?, tp: tp.rank()?, pp: pp.rank()? };
     Ok((sizes, at))
 }
 
 fn endpoint(fields: &Fields) -> Result<Endpoint, BadInput> {
     let field = "rank_ip";
-    let ip = fields
-        .optional_text(field)?
-        .ok_or(BadInput::Missing { field })?;
+    let ip = fields.optional_text(field)?.ok_or(BadInput::Missing { field })?;
     if ip.is_empty() || ip.chars().any(char::is_whitespace) {
         let rule = "must be an address without blanks";
         return Err(refused(field, &Value::String(ip), rule));
@@ -150,17 +137,9 @@ struct Axis {
 }
 
 impl Axis {
-    const ONE: Self = Self {
-        size: 1,
-        rank: 0,
-        rank_field: "attn_cp_rank",
-    };
+    const ONE: Self = Self { size: 1, rank: 0, rank_field: "attn_cp_rank" };
 
-    fn read(
-        fields: &Fields,
-        size_field: &'static str,
-        rank_field: &'static str,
-    ) -> Result<Self, BadInput> {
+    fn read(fields: &Fields, size_field: &'static str, rank_field: &'static str) -> Result<Self, BadInput> {
         Ok(Self {
             size: narrow(fields.integer(size_field, 1, u64::from(u16::MAX))?),
             rank: fields.integer(rank_field, 0, u64::MAX)?,

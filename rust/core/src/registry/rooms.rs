@@ -34,10 +34,7 @@ impl RoomPut {
         let fields = Fields::from_json(body)?;
         let room = fields.integer("bootstrap_room", 0, MAX_ROOM)?;
         let dp_rank = fields.integer("dp_rank", 0, u64::from(u16::MAX))?;
-        Ok(Self {
-            room,
-            dp_rank: u16::try_from(dp_rank).unwrap_or(u16::MAX),
-        })
+        Ok(Self { room, dp_rank: u16::try_from(dp_rank).unwrap_or(u16::MAX) })
     }
 }
 
@@ -64,9 +61,7 @@ impl RoomQuery {
             return Err(BadInput::TooManyRooms { count: rooms.len() });
         }
         let rooms = rooms.iter().map(|room| integer(field, room, 0, MAX_ROOM));
-        Ok(Self {
-            rooms: rooms.collect::<Result<_, _>>()?,
-        })
+        Ok(Self { rooms: rooms.collect::<Result<_, _>>()? })
     }
 }
 
@@ -99,22 +94,13 @@ impl Rooms {
     /// An empty table that holds `cap` rooms for `ttl` each; `cap` 0 counts as 1.
     #[must_use]
     pub fn new(ttl: Duration, cap: usize) -> Self {
-        Self {
-            ttl,
-            cap: cap.max(1),
-            entries: HashMap::new(),
-            order: VecDeque::new(),
-            front: 0,
-            evictions: 0,
-        }
+        Self { ttl, cap: cap.max(1), entries: HashMap::new(), order: VecDeque::new(), front: 0, evictions: 0 }
     }
 
     /// Registers a room, afresh if it is known. `now` must not go back.
     pub fn insert(&mut self, now: Duration, put: &RoomPut) {
         self.expire(now, SWEPT_PER_INSERT);
-        let place = self
-            .front
-            .saturating_add(u64::try_from(self.order.len()).unwrap_or(u64::MAX));
+        let place = self.front.saturating_add(u64::try_from(self.order.len()).unwrap_or(u64::MAX));
         let (room, dp_rank) = (put.room, put.dp_rank);
         let expires = now.saturating_add(self.ttl);
         self.entries.insert(room, Entry { place, dp_rank });
@@ -203,9 +189,7 @@ impl Rooms {
 
     /// Whether the place at the front is where `room` stands now.
     fn is_live(&self, room: u64) -> bool {
-        self.entries
-            .get(&room)
-            .is_some_and(|entry| entry.place == self.front)
+        self.entries.get(&room).is_some_and(|entry| entry.place == self.front)
     }
 
     fn compact(&mut self) {

@@ -30,9 +30,7 @@ impl RouteQuery {
     ///
     /// # Errors
     /// [`BadInput`] when a value is absent, empty or not an integer.
-    pub fn from_pairs<'a>(
-        pairs: impl Iterator<Item = (&'a str, &'a str)> + Clone,
-    ) -> Result<Self, BadInput> {
+    pub fn from_pairs<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> Result<Self, BadInput> {
         let first = |name: &str| {
             let mut found = pairs.clone().filter(|(key, _)| *key == name);
             found.next().map(|(_, value)| value)
@@ -49,9 +47,7 @@ impl RouteQuery {
             }));
         }
         let (dp, cp, tp, pp) = (read(group)?, read(context)?, read(rank)?, read(stage)?);
-        Ok(Self::new(Dialect::Current, &[dp, cp, tp, pp], || {
-            coordinate(dp, cp, tp, pp)
-        }))
+        Ok(Self::new(Dialect::Current, &[dp, cp, tp, pp], || coordinate(dp, cp, tp, pp)))
     }
 
     fn new(dialect: Dialect, values: &[Value], rank: impl FnOnce() -> Option<Coordinate>) -> Self {
@@ -74,11 +70,9 @@ fn value(field: &'static str, text: Option<&str>) -> Result<Value, BadInput> {
         None | Some("") => Err(BadInput::Missing { field }),
         Some("-1") => Ok(Value::MinusOne),
         Some(digits) if is_digits(digits) => Ok(Value::Number(saturating(digits))),
-        Some(other) => Err(BadInput::Value {
-            field,
-            value: quoted(other),
-            rule: "must be ASCII digits, or -1",
-        }),
+        Some(other) => {
+            Err(BadInput::Value { field, value: quoted(other), rule: "must be ASCII digits, or -1" })
+        }
     }
 }
 
@@ -91,19 +85,9 @@ fn coordinate(dp: Value, cp: Value, tp: Value, pp: Value) -> Option<Coordinate> 
         Value::MinusOne => None,
         Value::Number(number) => u16::try_from(number).ok(),
     };
-    Some(Coordinate {
-        dp: narrow(dp)?,
-        cp: narrow(cp)?,
-        tp: narrow(tp)?,
-        pp: narrow(pp)?,
-    })
+    Some(Coordinate { dp: narrow(dp)?, cp: narrow(cp)?, tp: narrow(tp)?, pp: narrow(pp)? })
 }
 
-const CURRENT: [&str; 4] = [
-    "prefill_dp_rank",
-    "prefill_cp_rank",
-    "target_tp_rank",
-    "target_pp_rank",
-];
+const CURRENT: [&str; 4] = ["prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"];
 
 const SECOND_ERA: [&str; 2] = ["engine_rank", "target_dp_group"];

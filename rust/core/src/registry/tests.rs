@@ -13,10 +13,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-pub const TOPOLOGY: View = View {
-    dialect: Dialect::Current,
-    knows_newer_keys: false,
-};
+pub const TOPOLOGY: View = View { dialect: Dialect::Current, knows_newer_keys: false };
 
 pub fn registry() -> Registry {
     Registry::new(&Options::DEFAULT, 7)
@@ -57,12 +54,7 @@ pub fn put(registry: &mut Registry, seconds: f64, body: &Value) -> Result<(), Co
 }
 
 pub fn tp_at(tp: u16) -> Option<Coordinate> {
-    Some(Coordinate {
-        dp: 0,
-        cp: 0,
-        tp,
-        pp: 0,
-    })
+    Some(Coordinate { dp: 0, cp: 0, tp, pp: 0 })
 }
 
 /// The topology now, as JSON, or the text of why not.
@@ -74,16 +66,11 @@ pub fn topology(registry: &mut Registry, seconds: f64) -> Result<Value, String> 
 }
 
 pub fn tp_size(registry: &mut Registry, seconds: f64) -> Option<u64> {
-    topology(registry, seconds)
-        .ok()
-        .map(|answer| answer["attn_tp_size"].as_u64().unwrap())
+    topology(registry, seconds).ok().map(|answer| answer["attn_tp_size"].as_u64().unwrap())
 }
 
 pub fn port(registry: &mut Registry, seconds: f64, tp: u16) -> Option<u16> {
-    registry
-        .endpoint(at_s(seconds), tp_at(tp))
-        .ok()
-        .map(|endpoint| endpoint.port)
+    registry.endpoint(at_s(seconds), tp_at(tp)).ok().map(|endpoint| endpoint.port)
 }
 
 pub fn epoch(registry: &mut Registry, seconds: f64) -> u64 {

@@ -14,11 +14,8 @@ pub enum KvKind {
 
 impl KvKind {
     /// Every kind, with the name that Python and the command line use.
-    pub const NAMES: [(Self, &'static str); 3] = [
-        (Self::Mha, "mha"),
-        (Self::Mla, "mla"),
-        (Self::HybridMla, "hybrid_mla"),
-    ];
+    pub const NAMES: [(Self, &'static str); 3] =
+        [(Self::Mha, "mha"), (Self::Mla, "mla"), (Self::HybridMla, "hybrid_mla")];
 
     /// The kind's public name.
     #[must_use]
@@ -33,9 +30,6 @@ impl KvKind {
     /// The kind of this name, if there is one.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::NAMES
-            .iter()
-            .find(|(_, known)| *known == name)
-            .map(|(kind, _)| *kind)
+        Self::NAMES.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
     }
 }

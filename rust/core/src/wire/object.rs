@@ -21,11 +21,7 @@ impl<'a> Object<'a> {
         serde_json::from_slice(body).map_err(|error| {
             // The object parser stops at the first character of anything else; whether the rest is JSON has to be asked.
             let is_json = error.is_data() && serde_json::from_slice::<IgnoredAny>(body).is_ok();
-            let rule = if is_json {
-                ProtocolRule::NotAnObject
-            } else {
-                ProtocolRule::NotJson
-            };
+            let rule = if is_json { ProtocolRule::NotAnObject } else { ProtocolRule::NotJson };
             // A character has at most four bytes; a page of HTML is recognised by its start.
             let start = body.get(..MAX_VALUE_CHARS * 4).unwrap_or(body);
             ProtocolError::new("body", &String::from_utf8_lossy(start), rule)
@@ -33,10 +29,7 @@ impl<'a> Object<'a> {
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = Raw<'_>> {
-        self.0.iter().map(|(key, value)| Raw {
-            key: key.0.as_ref(),
-            text: value.get(),
-        })
+        self.0.iter().map(|(key, value)| Raw { key: key.0.as_ref(), text: value.get() })
     }
 
     /// The entries by key; a key that stands twice is an error.
@@ -87,8 +80,7 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn required(&self, key: &str) -> Result<Raw<'a>, ProtocolError> {
-        self.find(key)
-            .ok_or_else(|| ProtocolError::new(key, "", ProtocolRule::Missing))
+        self.find(key).ok_or_else(|| ProtocolError::new(key, "", ProtocolRule::Missing))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = Raw<'a>> {
@@ -150,16 +142,10 @@ impl<'a> Raw<'a> {
 
     /// The value as a tree, without duplicate keys at any depth.
     pub(super) fn tree(self) -> Result<Value, ProtocolError> {
-        serde_json::from_str(self.text)
-            .map(|tree: Tree| tree.0)
-            .map_err(|error| {
-                // Duplicates are the only complaint that `Tree` itself has.
-                self.refused(if error.is_data() {
-                    ProtocolRule::DuplicateKey
-                } else {
-                    ProtocolRule::NotJson
-                })
-            })
+        serde_json::from_str(self.text).map(|tree: Tree| tree.0).map_err(|error| {
+            // Duplicates are the only complaint that `Tree` itself has.
+            self.refused(if error.is_data() { ProtocolRule::DuplicateKey } else { ProtocolRule::NotJson })
+        })
     }
 }
 
@@ -223,9 +209,7 @@ impl<'de> Visitor<'de> for Grow {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Tree, E> {
-        Ok(Tree(
-            Number::from_f64(value).map_or(Value::Null, Value::Number),
-        ))
+        Ok(Tree(Number::from_f64(value).map_or(Value::Null, Value::Number)))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Tree, E> {

@@ -18,12 +18,9 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<TopologyBody, ProtocolError> {
     let attn_cp_size = size(fields, ATTN_CP)?;
     let dp_size = size(fields, DP)?.present(DP)?;
     let pp_size = size(fields, PP)?;
-    let (Some(attn_tp_size), Some(attn_cp_size), Some(dp_size), Some(pp_size)) = (
-        attn_tp_size.known(),
-        attn_cp_size.known(),
-        dp_size.known(),
-        pp_size.known(),
-    ) else {
+    let (Some(attn_tp_size), Some(attn_cp_size), Some(dp_size), Some(pp_size)) =
+        (attn_tp_size.known(), attn_cp_size.known(), dp_size.known(), pp_size.known())
+    else {
         return Ok(TopologyBody::NotReady);
     };
     let flag = |key, default| fields.stated(key).map_or(Ok(default), Raw::boolean);
@@ -50,17 +47,10 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<TopologyBody, ProtocolError> {
 
 /// E0 knew no sizes but dp, E1 a `prefill_tp_size` that is not the attention-TP size.
 fn refuse_dead_eras(fields: &Fields<'_>) -> Result<(), ProtocolError> {
-    if fields
-        .find(ATTN_TP.new)
-        .or(fields.find("prefill_attn_tp_size"))
-        .is_some()
-    {
+    if fields.find(ATTN_TP.new).or(fields.find("prefill_attn_tp_size")).is_some() {
         return Ok(());
     }
-    match fields
-        .find("prefill_tp_size")
-        .or(fields.find("prefill_dp_size"))
-    {
+    match fields.find("prefill_tp_size").or(fields.find("prefill_dp_size")) {
         None => Ok(()),
         Some(raw) => Err(ProtocolError::new("era", raw.key, ProtocolRule::Era)),
     }
@@ -112,16 +102,9 @@ fn page_size(fields: &Fields<'_>) -> Result<Option<u32>, ProtocolError> {
 }
 
 /// The number under its new or its old name; `None` when neither states one.
-fn either_name(
-    fields: &Fields<'_>,
-    name: SizeName,
-    max: u32,
-) -> Result<Option<u32>, ProtocolError> {
+fn either_name(fields: &Fields<'_>, name: SizeName, max: u32) -> Result<Option<u32>, ProtocolError> {
     let old = name.old.and_then(|key| fields.stated(key));
-    let new = fields
-        .stated(name.new)
-        .map(|raw| number(raw, max))
-        .transpose()?;
+    let new = fields.stated(name.new).map(|raw| number(raw, max)).transpose()?;
     let Some(raw) = old else { return Ok(new) };
     let value = number(raw, max)?;
     if new.is_some_and(|other| other != value) {
@@ -144,9 +127,7 @@ fn http_port(fields: &Fields<'_>) -> Result<Option<u16>, ProtocolError> {
         return Ok(None);
     };
     let number = raw.integer(1, u64::from(u16::MAX))?;
-    u16::try_from(number)
-        .map(Some)
-        .map_err(|_| raw.refused(ProtocolRule::NotAnInteger))
+    u16::try_from(number).map(Some).map_err(|_| raw.refused(ProtocolRule::NotAnInteger))
 }
 
 fn name(fields: &Fields<'_>, key: &str) -> Result<Option<String>, ProtocolError> {
@@ -154,8 +135,7 @@ fn name(fields: &Fields<'_>, key: &str) -> Result<Option<String>, ProtocolError>
         return Ok(None);
     };
     let text = raw.string()?;
-    text.map(|text| Some(text.into_owned()))
-        .ok_or_else(|| raw.refused(ProtocolRule::NotAString))
+    text.map(|text| Some(text.into_owned())).ok_or_else(|| raw.refused(ProtocolRule::NotAString))
 }
 
 /// A server that leaves the policy out means the default (WIRE.md E7, and `old_decodes`); null says nothing.
@@ -187,47 +167,23 @@ fn extras(fields: &Fields<'_>) -> Result<BTreeMap<String, Value>, ProtocolError>
 
 fn too_many(error: InvalidValue) -> ProtocolError {
     match error {
-        InvalidValue::TooManyRanks { ranks, max } => ProtocolError::new(
-            "sizes",
-            &ranks.to_string(),
-            ProtocolRule::TooManyRanks { max },
-        ),
-        InvalidValue::OutOfRange {
-            field,
-            value,
-            min,
-            max,
-        } => ProtocolError::new(
-            field,
-            &value.to_string(),
-            ProtocolRule::OutOfRange { min, max },
-        ),
+        InvalidValue::TooManyRanks { ranks, max } => {
+            ProtocolError::new("sizes", &ranks.to_string(), ProtocolRule::TooManyRanks { max })
+        }
+        InvalidValue::OutOfRange { field, value, min, max } => {
+            ProtocolError::new(field, &value.to_string(), ProtocolRule::OutOfRange { min, max })
+        }
         InvalidValue::RankNotBelowSize { field, rank, .. } => {
             ProtocolError::new(field, &rank.to_string(), ProtocolRule::NotAnInteger)
         }
     }
 }
 
-const ATTN_TP: SizeName = SizeName {
-    new: "attn_tp_size",
-    old: Some("prefill_attn_tp_size"),
-};
-const ATTN_CP: SizeName = SizeName {
-    new: "attn_cp_size",
-    old: None,
-};
-const DP: SizeName = SizeName {
-    new: "dp_size",
-    old: Some("prefill_dp_size"),
-};
-const PP: SizeName = SizeName {
-    new: "pp_size",
-    old: Some("prefill_pp_size"),
-};
-const PAGE: SizeName = SizeName {
-    new: "page_size",
-    old: Some("prefill_page_size"),
-};
+const ATTN_TP: SizeName = SizeName { new: "attn_tp_size", old: Some("prefill_attn_tp_size") };
+const ATTN_CP: SizeName = SizeName { new: "attn_cp_size", old: None };
+const DP: SizeName = SizeName { new: "dp_size", old: Some("prefill_dp_size") };
+const PP: SizeName = SizeName { new: "pp_size", old: Some("prefill_pp_size") };
+const PAGE: SizeName = SizeName { new: "page_size", old: Some("prefill_page_size") };
 const POLICY: &str = "decode_allocation_policy";
 const SPEC_LAYOUT: &str = "dsv41_spec_layout";
 

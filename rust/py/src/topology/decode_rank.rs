@@ -43,11 +43,7 @@ impl DecodeRank {
             field(py, "page_size", spec.page_size)?,
             field(py, "kv_cache_dtype", spec.kv_cache_dtype.as_deref())?,
             field(py, "kv_layout", spec.kv_layout.as_deref())?,
-            field(
-                py,
-                "decode_allocation_policy",
-                spec.decode_allocation_policy.as_deref(),
-            )?,
+            field(py, "decode_allocation_policy", spec.decode_allocation_policy.as_deref())?,
             field(py, "dcp_size", spec.dcp_size)?,
             field(py, "spec_layout", tree(py, spec.spec_layout.as_ref())?)?,
             field(py, "requires_equal_tp", spec.requires_equal_tp)?,

@@ -47,23 +47,11 @@ impl PrefillInfo {
             field(py, "page_size", spec.page_size)?,
             field(py, "kv_cache_dtype", spec.kv_cache_dtype.as_deref())?,
             field(py, "follow_bootstrap_room", spec.follow_bootstrap_room)?,
-            field(
-                py,
-                "enable_dsa_cache_layer_split",
-                spec.enable_dsa_cache_layer_split,
-            )?,
-            field(
-                py,
-                "enable_kv_cache_sharding",
-                spec.enable_kv_cache_sharding,
-            )?,
+            field(py, "enable_dsa_cache_layer_split", spec.enable_dsa_cache_layer_split)?,
+            field(py, "enable_kv_cache_sharding", spec.enable_kv_cache_sharding)?,
             field(py, "prefill_http_port", spec.prefill_http_port)?,
             field(py, "kv_layout", spec.kv_layout.as_deref())?,
-            field(
-                py,
-                "decode_allocation_policy",
-                spec.decode_allocation_policy.as_deref(),
-            )?,
+            field(py, "decode_allocation_policy", spec.decode_allocation_policy.as_deref())?,
             field(py, "dynamic_dp_size", spec.dynamic_dp_size)?,
             field(py, "spec_layout", tree(py, spec.spec_layout.as_ref())?)?,
             field(py, "extras", json::to_dict(py, spec.extras.iter())?)?,
@@ -104,9 +92,7 @@ impl PrefillInfo {
         spec_layout: Option<Bound<'_, PyDict>>,
         extras: Option<Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let extras = extras
-            .map(|extras| json::to_object("extras", &extras))
-            .transpose()?;
+        let extras = extras.map(|extras| json::to_object("extras", &extras)).transpose()?;
         let spec = PrefillInfoSpec {
             attn_tp_size: size("attn_tp_size", attn_tp_size)?,
             attn_cp_size: size("attn_cp_size", attn_cp_size)?,
@@ -240,7 +226,5 @@ impl Body {
 
 fn port(value: Option<Whole>) -> PyResult<Option<u16>> {
     let number = value.map(|value| value.within("prefill_http_port", 1, u32::from(u16::MAX)));
-    Ok(number
-        .transpose()?
-        .and_then(|number| u16::try_from(number).ok()))
+    Ok(number.transpose()?.and_then(|number| u16::try_from(number).ok()))
 }

@@ -7,8 +7,7 @@ use std::time::Duration;
 use disagg_server::{BootstrapServer, Options};
 use serde_json::{Value, json};
 
-pub const ALL: &str =
-    "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
+pub const ALL: &str = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
 
 #[derive(Debug)]
 pub struct Answer {
@@ -36,9 +35,7 @@ pub fn server() -> BootstrapServer {
 
 pub fn connect(server: &BootstrapServer) -> TcpStream {
     let stream = TcpStream::connect(server.address()).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     stream
 }
 
@@ -57,14 +54,8 @@ pub fn read(stream: &mut TcpStream) -> Answer {
         text.push(byte[0]);
     }
     let head = String::from_utf8(text).unwrap();
-    let mut answer = Answer {
-        status: head[9..12].parse().unwrap(),
-        head,
-        body: String::new(),
-    };
-    let length = answer
-        .header("content-length")
-        .map_or(0, |n| n.parse().unwrap());
+    let mut answer = Answer { status: head[9..12].parse().unwrap(), head, body: String::new() };
+    let length = answer.header("content-length").map_or(0, |n| n.parse().unwrap());
     let mut body = vec![0; length];
     stream.read_exact(&mut body).unwrap_or_else(|error| {
         assert_eq!(error.kind(), ErrorKind::UnexpectedEof); // HEAD
@@ -78,13 +69,7 @@ pub fn send(server: &BootstrapServer, method: &str, path: &str, body: &str) -> A
     send_with(server, method, path, "", body)
 }
 
-pub fn send_with(
-    server: &BootstrapServer,
-    method: &str,
-    path: &str,
-    header: &str,
-    body: &str,
-) -> Answer {
+pub fn send_with(server: &BootstrapServer, method: &str, path: &str, header: &str, body: &str) -> Answer {
     let length = body.len();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: anything at all\r\nConnection: close\r\n{header}Content-Length: {length}\r\n\r\n{body}"

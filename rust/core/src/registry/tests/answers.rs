@@ -5,22 +5,14 @@ use alloc::vec::Vec;
 use super::*;
 
 fn answer(body: &Value, old_decodes: bool, view: View) -> Value {
-    let options = Options {
-        old_decodes,
-        ..Options::DEFAULT
-    };
+    let options = Options { old_decodes, ..Options::DEFAULT };
     let mut registry = Registry::new(&options, 7);
     put(&mut registry, 0.0, body).unwrap();
     serde_json::from_str(&registry.topology(at_s(0.0), view).unwrap()).unwrap()
 }
 
 fn keys(answer: &Value) -> Vec<&str> {
-    answer
-        .as_object()
-        .unwrap()
-        .keys()
-        .map(String::as_str)
-        .collect()
+    answer.as_object().unwrap().keys().map(String::as_str).collect()
 }
 
 const E4: [&str; 13] = [
@@ -48,10 +40,7 @@ fn an_old_prefill_is_answered_for_in_its_own_era() {
 
 #[test]
 fn a_client_of_ours_is_told_everything() {
-    let view = View {
-        knows_newer_keys: true,
-        ..TOPOLOGY
-    };
+    let view = View { knows_newer_keys: true, ..TOPOLOGY };
     let told = answer(&body(1, 0), false, view);
     assert_eq!(told["enable_kv_cache_sharding"], false);
     assert_eq!(told["decode_allocation_policy"], "early");
@@ -69,32 +58,17 @@ fn a_new_prefill_is_answered_for_with_every_key() {
 
 #[test]
 fn an_optional_that_is_null_is_absent() {
-    let body = with(
-        with(body(1, 0), "prefill_http_port", Value::Null),
-        "kv_layout",
-        Value::Null,
-    );
+    let body = with(with(body(1, 0), "prefill_http_port", Value::Null), "kv_layout", Value::Null);
     assert_eq!(keys(&answer(&body, false, TOPOLOGY)), E4);
 }
 
 #[test]
 fn old_decodes_are_told_only_what_matters() {
-    let plain = with(
-        with(body(1, 0), "prefill_http_port", json!(30000)),
-        "decode_allocation_policy",
-        json!("early"),
-    );
+    let plain =
+        with(with(body(1, 0), "prefill_http_port", json!(30000)), "decode_allocation_policy", json!("early"));
     assert_eq!(keys(&answer(&plain, true, TOPOLOGY)), E4);
-    let special = with(
-        with(plain, "kv_layout", json!("HND")),
-        "enable_kv_cache_sharding",
-        json!(true),
-    );
-    let special = with(
-        special,
-        "decode_allocation_policy",
-        json!("prefill_complete"),
-    );
+    let special = with(with(plain, "kv_layout", json!("HND")), "enable_kv_cache_sharding", json!(true));
+    let special = with(special, "decode_allocation_policy", json!("prefill_complete"));
     let told = answer(&special, true, TOPOLOGY);
     assert_eq!(told["kv_layout"], "HND");
     assert_eq!(told["enable_kv_cache_sharding"], true);
@@ -104,10 +78,7 @@ fn old_decodes_are_told_only_what_matters() {
 
 #[test]
 fn the_second_era_is_answered_with_its_own_names() {
-    let view = View {
-        dialect: Dialect::SecondEra,
-        ..TOPOLOGY
-    };
+    let view = View { dialect: Dialect::SecondEra, ..TOPOLOGY };
     let expected = json!({"prefill_attn_tp_size": 1, "prefill_dp_size": 1, "prefill_pp_size": 1, "prefill_page_size": 64});
     assert_eq!(answer(&body(1, 0), false, view), expected);
 }
@@ -115,23 +86,11 @@ fn the_second_era_is_answered_with_its_own_names() {
 #[test]
 fn an_unknown_rank_and_one_that_cannot_be_are_unknown() {
     let mut registry = registry();
-    assert!(matches!(
-        registry.endpoint(at_s(0.0), None),
-        Err(LookupError::NotReady(_))
-    ));
+    assert!(matches!(registry.endpoint(at_s(0.0), None), Err(LookupError::NotReady(_))));
     put(&mut registry, 0.0, &body(1, 0)).unwrap();
-    assert_eq!(
-        registry.endpoint(at_s(0.0), None),
-        Err(LookupError::Unknown)
-    );
-    assert_eq!(
-        registry.endpoint(at_s(0.0), tp_at(1)),
-        Err(LookupError::Unknown)
-    );
-    assert_eq!(
-        LookupError::Unknown.to_string(),
-        "the engine has no such rank"
-    );
+    assert_eq!(registry.endpoint(at_s(0.0), None), Err(LookupError::Unknown));
+    assert_eq!(registry.endpoint(at_s(0.0), tp_at(1)), Err(LookupError::Unknown));
+    assert_eq!(LookupError::Unknown.to_string(), "the engine has no such rank");
 }
 
 #[test]

@@ -45,10 +45,7 @@ fn at_most_16_missing_ranks_are_named() {
     let why = registry.not_ready();
     assert_eq!((why.registered, why.expected), (1, Some(40)));
     assert_eq!(why.missing.len(), NotReady::NAMED);
-    assert!(
-        why.to_string().ends_with("(0, 0, 15, 0) and 23 more"),
-        "{why}"
-    );
+    assert!(why.to_string().ends_with("(0, 0, 15, 0) and 23 more"), "{why}");
 }
 
 #[test]
@@ -56,35 +53,20 @@ fn a04_06_system_dp_counts_where_there_is_one() {
     let mut registry = registry();
     let group = |rank: u16| {
         let body = with(body(1, 0), "system_dp_size", json!(2));
-        with(
-            with(body, "system_dp_rank", json!(rank)),
-            "rank_port",
-            json!(2000 + rank),
-        )
+        with(with(body, "system_dp_rank", json!(rank)), "rank_port", json!(2000 + rank))
     };
     put(&mut registry, 0.0, &group(0)).unwrap();
     assert!(!registry.is_ready(at_s(0.0)));
     put(&mut registry, 0.0, &group(1)).unwrap();
     assert_eq!(topology(&mut registry, 0.0).unwrap()["dp_size"], 2);
-    let at = |dp| {
-        Some(Coordinate {
-            dp,
-            cp: 0,
-            tp: 0,
-            pp: 0,
-        })
-    };
+    let at = |dp| Some(Coordinate { dp, cp: 0, tp: 0, pp: 0 });
     assert_eq!(registry.endpoint(at_s(0.0), at(0)).unwrap().port, 2000);
     assert_eq!(registry.endpoint(at_s(0.0), at(1)).unwrap().port, 2001);
 }
 
 #[test]
 fn the_rank_of_a_system_of_one_may_be_the_attention_group() {
-    let body = with(
-        with(body(1, 0), "attn_dp_size", json!(4)),
-        "attn_dp_rank",
-        json!(3),
-    );
+    let body = with(with(body(1, 0), "attn_dp_size", json!(4)), "attn_dp_rank", json!(3));
     assert_eq!(rank(&with(body, "system_dp_rank", json!(3))).at.dp, 3);
 }
 
@@ -92,25 +74,11 @@ fn the_rank_of_a_system_of_one_may_be_the_attention_group() {
 fn a01_10_cp_ranks_have_rows_of_their_own() {
     let mut registry = registry();
     for cp in 0..8_u16 {
-        let body = with(
-            with(body(1, 0), "attn_cp_size", json!(8)),
-            "attn_cp_rank",
-            json!(cp),
-        );
-        put(
-            &mut registry,
-            0.0,
-            &with(body, "rank_port", json!(2000 + cp)),
-        )
-        .unwrap();
+        let body = with(with(body(1, 0), "attn_cp_size", json!(8)), "attn_cp_rank", json!(cp));
+        put(&mut registry, 0.0, &with(body, "rank_port", json!(2000 + cp))).unwrap();
     }
     let ports: Vec<u16> = (0..8)
-        .map(|cp| Coordinate {
-            dp: 0,
-            cp,
-            tp: 0,
-            pp: 0,
-        })
+        .map(|cp| Coordinate { dp: 0, cp, tp: 0, pp: 0 })
         .map(|at| registry.endpoint(at_s(0.0), Some(at)).unwrap().port)
         .collect();
     assert_eq!(ports, (2000..2008).collect::<Vec<_>>());
@@ -130,11 +98,7 @@ fn a06_03_another_size_takes_over_when_it_is_complete() {
     let mut registry = serving(4);
     let life = registry.stamp(at_s(1.0)).instance;
     put(&mut registry, 1.0, &moved(2, 0)).unwrap();
-    assert_eq!(
-        tp_size(&mut registry, 5.0),
-        Some(4),
-        "the old one is served meanwhile"
-    );
+    assert_eq!(tp_size(&mut registry, 5.0), Some(4), "the old one is served meanwhile");
     assert_eq!(port(&mut registry, 5.0, 0), Some(2000));
     put(&mut registry, 6.0, &moved(2, 1)).unwrap();
     assert_eq!(tp_size(&mut registry, 6.0), Some(2));
@@ -156,11 +120,7 @@ fn a_whole_engine_on_new_endpoints_is_a_new_life() {
     let mut registry = serving(2);
     let life = registry.stamp(at_s(1.0)).instance;
     put(&mut registry, 1.0, &moved(2, 0)).unwrap();
-    assert_eq!(
-        port(&mut registry, 1.0, 0),
-        Some(2000),
-        "half a change is not seen"
-    );
+    assert_eq!(port(&mut registry, 1.0, 0), Some(2000), "half a change is not seen");
     put(&mut registry, 1.5, &moved(2, 1)).unwrap();
     assert_eq!(port(&mut registry, 1.5, 0), Some(3000));
     assert_eq!(port(&mut registry, 1.5, 1), Some(3001));
@@ -178,11 +138,7 @@ fn one_rank_on_a_new_endpoint_is_merged_after_two_quiet_seconds() {
     assert_eq!(port(&mut registry, 3.0, 0), Some(3000));
     assert_eq!(port(&mut registry, 3.0, 1), Some(2001));
     assert_eq!(epoch(&mut registry, 3.0), 2, "one epoch for all rows");
-    assert_eq!(
-        registry.stamp(at_s(3.0)).instance,
-        life,
-        "the engine lives on"
-    );
+    assert_eq!(registry.stamp(at_s(3.0)).instance, life, "the engine lives on");
 }
 
 #[test]
@@ -227,17 +183,9 @@ fn inside_a_forming_generation_another_scalar_at_a_new_coordinate_is_refused() {
     let conflict = put(&mut registry, 1.0, &body(2, 1)).unwrap_err();
     assert_eq!(
         conflict,
-        Conflict {
-            field: "attn_tp_size",
-            registered: "4".into(),
-            sent: "2".into(),
-            as_upstream: false
-        }
+        Conflict { field: "attn_tp_size", registered: "4".into(), sent: "2".into(), as_upstream: false }
     );
-    assert_eq!(
-        conflict.to_string(),
-        "attn_tp_size is 2 here and 4 at the ranks that registered before"
-    );
+    assert_eq!(conflict.to_string(), "attn_tp_size is 2 here and 4 at the ranks that registered before");
     assert_eq!(registry.table, before);
 }
 
@@ -281,22 +229,10 @@ fn every_scalar_is_compared_and_the_two_of_upstream_are_marked() {
     ];
     for (field, value, as_upstream) in cases {
         let mut registry = registry();
-        put(
-            &mut registry,
-            0.0,
-            &with(body(4, 0), "kv_layout", json!("NHD")),
-        )
-        .unwrap();
+        put(&mut registry, 0.0, &with(body(4, 0), "kv_layout", json!("NHD"))).unwrap();
         let conflict = put(&mut registry, 0.0, &with(body(4, 1), field, value)).unwrap_err();
-        let expected = if field == "attn_dp_size" {
-            "dp_size"
-        } else {
-            field
-        };
-        assert_eq!(
-            (conflict.field, conflict.as_upstream),
-            (expected, as_upstream)
-        );
+        let expected = if field == "attn_dp_size" { "dp_size" } else { field };
+        assert_eq!((conflict.field, conflict.as_upstream), (expected, as_upstream));
     }
 }
 
@@ -304,45 +240,19 @@ fn every_scalar_is_compared_and_the_two_of_upstream_are_marked() {
 fn the_http_port_is_never_compared_and_the_first_one_counts() {
     let mut registry = registry();
     put(&mut registry, 0.0, &body(3, 0)).unwrap();
-    put(
-        &mut registry,
-        0.0,
-        &with(body(3, 1), "prefill_http_port", json!(30000)),
-    )
-    .unwrap();
-    put(
-        &mut registry,
-        0.0,
-        &with(body(3, 2), "prefill_http_port", json!(30001)),
-    )
-    .unwrap();
-    assert_eq!(
-        topology(&mut registry, 0.0).unwrap()["prefill_http_port"],
-        30000
-    );
-    put(
-        &mut registry,
-        1.0,
-        &with(body(3, 2), "prefill_http_port", json!(9)),
-    )
-    .unwrap();
+    put(&mut registry, 0.0, &with(body(3, 1), "prefill_http_port", json!(30000))).unwrap();
+    put(&mut registry, 0.0, &with(body(3, 2), "prefill_http_port", json!(30001))).unwrap();
+    assert_eq!(topology(&mut registry, 0.0).unwrap()["prefill_http_port"], 30000);
+    put(&mut registry, 1.0, &with(body(3, 2), "prefill_http_port", json!(9))).unwrap();
     assert_eq!(epoch(&mut registry, 1.0), 1);
 }
 
 #[test]
 fn what_one_rank_leaves_out_another_one_states() {
     let mut registry = registry();
-    put(
-        &mut registry,
-        0.0,
-        &with(body(2, 0), "kv_cache_dtype", Value::Null),
-    )
-    .unwrap();
+    put(&mut registry, 0.0, &with(body(2, 0), "kv_cache_dtype", Value::Null)).unwrap();
     put(&mut registry, 0.0, &body(2, 1)).unwrap();
-    assert_eq!(
-        topology(&mut registry, 0.0).unwrap()["kv_cache_dtype"],
-        "bfloat16"
-    );
+    assert_eq!(topology(&mut registry, 0.0).unwrap()["kv_cache_dtype"], "bfloat16");
 }
 
 #[test]

@@ -17,10 +17,7 @@ fn a_registration_of_every_field() {
     let body = with(body, "enable_dsa_cache_layer_split", json!("false"));
     let rank = rank(&with(body, "unknown", json!([1, 2])));
     assert_eq!(Some(rank.at), tp_at(3));
-    assert_eq!(
-        (rank.endpoint.port, rank.prefill_http_port),
-        (2003, Some(30000))
-    );
+    assert_eq!((rank.endpoint.port, rank.prefill_http_port), (2003, Some(30000)));
     assert_eq!(rank.layout.page_size, Some(64));
     assert!(!rank.layout.enable_dsa_cache_layer_split);
     assert!(rank.layout.follow_bootstrap_room);
@@ -29,12 +26,7 @@ fn a_registration_of_every_field() {
 #[test]
 fn a_second_era_registration_has_neither_cp_nor_must_it_have_a_page_size() {
     let mut body = with(body(2, 1), "role", json!("Prefill"));
-    for field in [
-        "attn_cp_size",
-        "attn_cp_rank",
-        "page_size",
-        "kv_cache_dtype",
-    ] {
+    for field in ["attn_cp_size", "attn_cp_rank", "page_size", "kv_cache_dtype"] {
         body.as_object_mut().unwrap().remove(field);
     }
     let rank = rank(&body);
@@ -53,30 +45,15 @@ fn every_required_field_is_missed_by_name() {
             _ => assert_eq!(result.unwrap_err().field(), Some(field.as_str())),
         }
     }
-    assert_eq!(
-        refused(&with(body(1, 0), "rank_ip", Value::Null)).to_string(),
-        "rank_ip is missing"
-    );
+    assert_eq!(refused(&with(body(1, 0), "rank_ip", Value::Null)).to_string(), "rank_ip is missing");
 }
 
 #[test]
 fn integers_are_integers_or_digits_and_nothing_else() {
-    for text in [
-        "8.0",
-        "true",
-        "-1",
-        "\"+1\"",
-        "\" 1\"",
-        "\"1_0\"",
-        "\"\"",
-        "\"\u{660}\"",
-        "[1]",
-        "1e2",
-        "-0",
-    ] {
-        let body = body(1, 0)
-            .to_string()
-            .replace("\"page_size\":64", &format!("\"page_size\":{text}"));
+    for text in
+        ["8.0", "true", "-1", "\"+1\"", "\" 1\"", "\"1_0\"", "\"\"", "\"\u{660}\"", "[1]", "1e2", "-0"]
+    {
+        let body = body(1, 0).to_string().replace("\"page_size\":64", &format!("\"page_size\":{text}"));
         let why = Put::from_json(body.as_bytes()).unwrap_err();
         assert_eq!(why.field(), Some("page_size"), "{text}: {why}");
     }
@@ -89,31 +66,16 @@ fn integers_are_integers_or_digits_and_nothing_else() {
 #[test]
 fn sizes_and_ranks_are_bounded() {
     let why = |field: &str, value: Value| refused(&with(body(2, 0), field, value)).to_string();
-    assert_eq!(
-        why("attn_tp_size", json!(0)),
-        "attn_tp_size is 0: must be in 1..65535"
-    );
-    assert_eq!(
-        why("pp_size", json!(65_536)),
-        "pp_size is 65536: must be in 1..65535"
-    );
-    assert_eq!(
-        why("attn_tp_rank", json!(2)),
-        "attn_tp_rank is 2: must be below the size 2"
-    );
-    assert_eq!(
-        why("rank_port", json!(0)),
-        "rank_port is 0: must be in 1..65535"
-    );
+    assert_eq!(why("attn_tp_size", json!(0)), "attn_tp_size is 0: must be in 1..65535");
+    assert_eq!(why("pp_size", json!(65_536)), "pp_size is 65536: must be in 1..65535");
+    assert_eq!(why("attn_tp_rank", json!(2)), "attn_tp_rank is 2: must be below the size 2");
+    assert_eq!(why("rank_port", json!(0)), "rank_port is 0: must be in 1..65535");
     assert_eq!(
         why("rank_port", json!("99999999999999999999")),
         "rank_port is \"99999999999999999999\": must be in 1..65535"
     );
     let many = with(body(65_535, 0), "pp_size", json!(2));
-    assert_eq!(
-        refused(&many).to_string(),
-        "dp 1 x cp 1 x tp 65535 x pp 2 are more than 65536 ranks"
-    );
+    assert_eq!(refused(&many).to_string(), "dp 1 x cp 1 x tp 65535 x pp 2 are more than 65536 ranks");
     assert_eq!(refused(&many).field(), None);
     let most = with(body(32_768, 0), "pp_size", json!(2));
     assert!(parse(&most).is_ok());
@@ -142,43 +104,23 @@ fn texts_are_texts_of_a_sane_length() {
 
 #[test]
 fn any_other_balancing_method_does_not_follow_the_room() {
-    let follows = |value| {
-        rank(&with(body(1, 0), "load_balance_method", value))
-            .layout
-            .follow_bootstrap_room
-    };
+    let follows = |value| rank(&with(body(1, 0), "load_balance_method", value)).layout.follow_bootstrap_room;
     assert!(follows(json!("follow_bootstrap_room")) && follows(Value::Null));
-    for value in [
-        json!(""),
-        json!("auto"),
-        json!("FOLLOW_BOOTSTRAP_ROOM"),
-        json!(true),
-    ] {
+    for value in [json!(""), json!("auto"), json!("FOLLOW_BOOTSTRAP_ROOM"), json!(true)] {
         assert!(!follows(value));
     }
 }
 
 #[test]
 fn what_is_not_a_json_object_is_refused() {
-    for body in [
-        "",
-        "{",
-        "x",
-        "NaN",
-        "{\"a\": Infinity}",
-        "{} {}",
-        "\u{feff}{}",
-    ] {
+    for body in ["", "{", "x", "NaN", "{\"a\": Infinity}", "{} {}", "\u{feff}{}"] {
         let why = Put::from_json(body.as_bytes()).unwrap_err();
         assert!(matches!(why, BadInput::Json { .. }), "{body}: {why}");
     }
     for body in ["[]", "1", "\"x\"", "null"] {
         assert_eq!(Put::from_json(body.as_bytes()), Err(BadInput::NotAnObject));
     }
-    assert!(
-        Put::from_json(b"\x80\x04\x95.").is_err(),
-        "a pickle is just bytes"
-    );
+    assert!(Put::from_json(b"\x80\x04\x95.").is_err(), "a pickle is just bytes");
     assert!(Put::from_json("[".repeat(100_000).as_bytes()).is_err());
 }
 
@@ -193,10 +135,7 @@ fn a_key_that_stands_twice_is_refused_at_any_depth() {
 }
 
 fn query(text: &str) -> Result<RouteQuery, BadInput> {
-    let pairs: Vec<(&str, &str)> = text
-        .split('&')
-        .filter_map(|pair| pair.split_once('='))
-        .collect();
+    let pairs: Vec<(&str, &str)> = text.split('&').filter_map(|pair| pair.split_once('=')).collect();
     RouteQuery::from_pairs(pairs.into_iter())
 }
 
@@ -207,10 +146,7 @@ fn both_dialects_are_told_apart() {
     let old = "engine_rank=-1&target_dp_group=-1&target_pp_rank=-1";
     assert_eq!(query(old), Ok(RouteQuery::Topology(Dialect::SecondEra)));
     let rank = |dp, cp, tp, pp| Ok(RouteQuery::Rank(Some(Coordinate { dp, cp, tp, pp })));
-    assert_eq!(
-        query("engine_rank=3&target_dp_group=1&target_pp_rank=2"),
-        rank(1, 0, 3, 2)
-    );
+    assert_eq!(query("engine_rank=3&target_dp_group=1&target_pp_rank=2"), rank(1, 0, 3, 2));
     let current = "prefill_dp_rank=1&prefill_cp_rank=2&target_tp_rank=03&target_pp_rank=4&engine_rank=9&prefill_dp_rank=7";
     assert_eq!(query(current), rank(1, 2, 3, 4));
 }
@@ -218,8 +154,7 @@ fn both_dialects_are_told_apart() {
 #[test]
 fn a_rank_no_engine_can_have_is_asked_for_all_the_same() {
     for value in ["-1", "65536", "100000000000000000000"] {
-        let text =
-            format!("prefill_dp_rank={value}&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0");
+        let text = format!("prefill_dp_rank={value}&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0");
         assert_eq!(query(&text), Ok(RouteQuery::Rank(None)));
     }
 }
@@ -227,25 +162,17 @@ fn a_rank_no_engine_can_have_is_asked_for_all_the_same() {
 #[test]
 fn query_values_are_digits_or_minus_one() {
     for value in ["abc", "1.0", "-2", " 1", "+1", "1_0", "\u{660}", "--1"] {
-        let text =
-            format!("prefill_dp_rank=0&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank={value}");
+        let text = format!("prefill_dp_rank=0&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank={value}");
         assert_eq!(query(&text).unwrap_err().field(), Some("target_pp_rank"));
     }
-    let why =
-        query("prefill_dp_rank=x&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0").unwrap_err();
-    assert_eq!(
-        why.to_string(),
-        "prefill_dp_rank is \"x\": must be ASCII digits, or -1"
-    );
+    let why = query("prefill_dp_rank=x&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0").unwrap_err();
+    assert_eq!(why.to_string(), "prefill_dp_rank is \"x\": must be ASCII digits, or -1");
     for text in [
         "",
         "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1",
         "prefill_dp_rank=&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1",
         "engine_rank=0",
     ] {
-        assert!(
-            matches!(query(text), Err(BadInput::Missing { .. })),
-            "{text}"
-        );
+        assert!(matches!(query(text), Err(BadInput::Missing { .. })), "{text}");
     }
 }

@@ -40,9 +40,7 @@ fn the_oldest_is_evicted_first_and_counted() {
     }
     insert(&mut rooms, 1.0, 0, 9); // 1 is the oldest now
     insert(&mut rooms, 1.0, 7, 0);
-    let known: Vec<u64> = (0..8)
-        .filter(|&room| rooms.dp_rank(at_s(1.0), room).is_some())
-        .collect();
+    let known: Vec<u64> = (0..8).filter(|&room| rooms.dp_rank(at_s(1.0), room).is_some()).collect();
     assert_eq!(known, [0, 2, 7]);
     assert_eq!((rooms.len(), rooms.evictions()), (3, 1));
 }
@@ -71,9 +69,8 @@ fn memory_of_a_burst_goes_back() {
 
 #[test]
 fn a04_12_rooms_have_one_canonical_form() {
-    let put = |text: &str| {
-        RoomPut::from_json(format!("{{\"bootstrap_room\": {text}, \"dp_rank\": 3}}").as_bytes())
-    };
+    let put =
+        |text: &str| RoomPut::from_json(format!("{{\"bootstrap_room\": {text}, \"dp_rank\": 3}}").as_bytes());
     assert_eq!(put("\"0042\"").unwrap().room, 42);
     assert_eq!(put("9223372036854775807").unwrap().room, (1 << 63) - 1);
     assert_eq!(put("0").unwrap().room, 0);
@@ -90,11 +87,7 @@ fn a04_12_rooms_have_one_canonical_form() {
         "{}",
         "1e300",
     ] {
-        assert_eq!(
-            put(bad).unwrap_err().field(),
-            Some("bootstrap_room"),
-            "{bad}"
-        );
+        assert_eq!(put(bad).unwrap_err().field(), Some("bootstrap_room"), "{bad}");
     }
     let mut registry = registry();
     registry.on_room(at_s(0.0), &put("\"0042\"").unwrap());
@@ -105,9 +98,8 @@ fn a04_12_rooms_have_one_canonical_form() {
 
 #[test]
 fn dp_ranks_are_bounded() {
-    let put = |text: &str| {
-        RoomPut::from_json(format!("{{\"bootstrap_room\": 1, \"dp_rank\": {text}}}").as_bytes())
-    };
+    let put =
+        |text: &str| RoomPut::from_json(format!("{{\"bootstrap_room\": 1, \"dp_rank\": {text}}}").as_bytes());
     assert_eq!(put("65535").unwrap().dp_rank, 65_535);
     assert_eq!(put("\"3\"").unwrap().dp_rank, 3);
     for bad in ["65536", "-1", "2.7", "true", "null", "[1]"] {
@@ -117,45 +109,23 @@ fn dp_ranks_are_bounded() {
 
 #[test]
 fn one_bad_room_refuses_the_whole_query() {
-    let query =
-        |text: &str| RoomQuery::from_json(format!("{{\"bootstrap_rooms\": {text}}}").as_bytes());
+    let query = |text: &str| RoomQuery::from_json(format!("{{\"bootstrap_rooms\": {text}}}").as_bytes());
     assert_eq!(query("[1, \"02\"]").unwrap().rooms, vec![1, 2]);
     assert!(query("[]").unwrap().rooms.is_empty());
-    for bad in [
-        "[1, -1]", "[null]", "[[1]]", "\"12x\"", "5", "{}", "null", "[1.0]",
-    ] {
-        assert_eq!(
-            query(bad).unwrap_err().field(),
-            Some("bootstrap_rooms"),
-            "{bad}"
-        );
+    for bad in ["[1, -1]", "[null]", "[[1]]", "\"12x\"", "5", "{}", "null", "[1.0]"] {
+        assert_eq!(query(bad).unwrap_err().field(), Some("bootstrap_rooms"), "{bad}");
     }
     let many = |count: usize| format!("[{}1]", "1,".repeat(count - 1));
     assert_eq!(query(&many(10_000)).unwrap().rooms.len(), 10_000);
     let why = query(&many(10_001)).unwrap_err();
     assert_eq!(why, BadInput::TooManyRooms { count: 10_001 });
-    assert_eq!(
-        why.to_string(),
-        "10001 rooms in one query: at most 10000 are answered"
-    );
+    assert_eq!(why.to_string(), "10001 rooms in one query: at most 10000 are answered");
 }
 
 #[test]
 fn options_that_hold_nothing_are_refused() {
-    let no_ttl = Options {
-        room_ttl: Duration::ZERO,
-        ..Options::DEFAULT
-    };
-    assert_eq!(
-        no_ttl.checked().unwrap_err().to_string(),
-        "room ttl is 0: must be above 0"
-    );
-    let no_room = Options {
-        room_cap: 0,
-        ..Options::DEFAULT
-    };
-    assert_eq!(
-        no_room.checked().unwrap_err().to_string(),
-        "room cap is 0: must be at least 1"
-    );
+    let no_ttl = Options { room_ttl: Duration::ZERO, ..Options::DEFAULT };
+    assert_eq!(no_ttl.checked().unwrap_err().to_string(), "room ttl is 0: must be above 0");
+    let no_room = Options { room_cap: 0, ..Options::DEFAULT };
+    assert_eq!(no_room.checked().unwrap_err().to_string(), "room cap is 0: must be at least 1");
 }
