@@ -13,7 +13,7 @@ use crate::answer::Dialect;
 use crate::failure::{Coordinates, Failure, FailureKind};
 use crate::ids::{RouteId, Ticket, index};
 use crate::rank_mapping::Contact;
-use crate::wire;
+use crate::wire::{self, RankEndpoint};
 
 impl Machine {
     /// Whether later requests may still get this route.
@@ -99,35 +99,24 @@ impl Machine {
             let text = format!("answered {status} to the endpoint query");
             return self.lookup_failed(at, flight, (dp_rank, contact), text);
         }
-        let from = Ticket(self.last_ticket + 1);
         match wire::parse_endpoint(body) {
+            Ok(found) => self.lookup_found(at, (dp_rank, contact), found),
             Err(error) => {
-                self.lookup_failed(at, flight, (dp_rank, contact), format!("protocol error: {error}"))
+                self.lookup_failed(at, flight, (dp_rank, contact), format!("protocol error: {error}"));
             }
-            Ok(found) => {
-                let Some(ready) = self.peers.at_mut(at).ready_mut() else {
-                    return;
-                };
-                let Some(&rank) = ready.contacts.get(index(contact)) else {
-                    return;
-                };
-                let Some(group) = ready.groups.get_mut(&dp_rank) else {
-                    return;
-                };
-                if let Some(place) = group.found.get_mut(index(contact)) {
-                    *place = Some(Endpoint {
-                        cp: rank.cp,
-                        tp: rank.tp,
-                        pp: rank.pp,
-                        ip: found.ip,
-                        port: found.port,
-                        dummy: rank.dummy,
-                    });
-                }
-                if group.is_complete() {
-                    ready.set_group(dp_rank, GroupState::Reading { from });
-                }
-            }
+        }
+    }
+
+    fn lookup_found(&mut self, at: u32, (dp_rank, contact): (u32, u32), found: RankEndpoint) {
+        let from = Ticket(self.last_ticket + 1);
+        let Some(ready) = self.peers.at_mut(at).ready_mut() else { return };
+        let Some(&Contact { cp, tp, pp, dummy }) = ready.contacts.get(index(contact)) else { return };
+        let Some(group) = ready.groups.get_mut(&dp_rank) else { return };
+        if let Some(place) = group.found.get_mut(index(contact)) {
+            *place = Some(Endpoint { cp, tp, pp, ip: found.ip, port: found.port, dummy });
+        }
+        if group.is_complete() {
+            ready.set_group(dp_rank, GroupState::Reading { from });
         }
     }
 
