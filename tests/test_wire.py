@@ -72,7 +72,7 @@ def core_topology(body):
     try:
         info = disagg.PrefillInfo.from_json(body)
     except disagg.ProtocolError as error:
-        return "not ready" if "null" in error.value and "ready" in error.rule else "protocol error"
+        return "not ready" if "must not be null" in error.rule else "protocol error"
     return {name: getattr(info, name) for name in FIELDS} | {"extras": info.extras}
 
 
