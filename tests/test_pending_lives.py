@@ -6,17 +6,7 @@ import itertools
 
 import pytest
 
-from machines import (
-    A,
-    add,
-    answer_endpoints,
-    answer_topology,
-    endpoint,
-    make,
-    make_ready,
-    run,
-    topology,
-)
+from machines import A, B, Request, add, answer_endpoints, answer_topology, endpoint, make, make_ready, run, topology
 
 
 def test_replaced_peer_is_a_restart_with_both_ids_and_its_new_ports_are_used():
@@ -142,3 +132,19 @@ def test_addresses_match_exactly_never_by_prefix():
     pair.poll()
     assert pair.ends[one].kind == "peer_lost"
     assert ten in pair.held
+
+
+@pytest.mark.parametrize("newcomer", [None, "10.0.0.3:8998"])
+def test_room_of_an_end_that_was_not_polled_names_its_own_address_though_its_peer_is_forgotten(newcomer):
+    """An end outlives its peer: what is known of it must not be looked up at the peer's place."""
+    pair = make({"max_attempts": 1, "min_wait_s": 0.0}, max_addresses=2, peer_ttl_s=10.0)
+    pair.add(Request("ended"), A, 3)
+    pair.fail(pair.only("topology"))
+    pair.advance(20.0, poll=False)
+    if newcomer:
+        pair.add(Request("in its place"), newcomer, 4)
+    late = Request("late")
+    pair.add(late, B, 3)
+    pair.poll()
+    assert pair.ends[late].kind == "duplicate_room"
+    assert f"a request to {A}" in pair.ends[late].reason

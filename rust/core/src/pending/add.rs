@@ -224,7 +224,7 @@ impl Machine {
             return Err(told_failure(addr, told.reason, told.http_status));
         }
         let holder = match self.requests.rooms.get(&room) {
-            Some(&RoomOwner::Pending(at)) => Some(&self.peers.at(self.requests.slots.at(at).peer).addr),
+            Some(&RoomOwner::Pending(at)) => Some(self.addr_of(at)),
             Some(RoomOwner::Routed(holder)) => Some(holder),
             None => None,
         };
@@ -233,6 +233,18 @@ impl Machine {
             return Err(failure(FailureKind::DuplicateRoom, addr, &text, 0));
         }
         self.known_peer(addr)
+    }
+
+    /// Where a request goes. The peer of a decided one may be forgotten, and its place taken by another.
+    fn addr_of(&self, at: u32) -> &Arc<str> {
+        let slot = self.requests.slots.at(at);
+        match &slot.stage {
+            Stage::Decided(Outcome::Routed(route)) => &route.addr,
+            Stage::Decided(Outcome::Failed(failure)) => &failure.addr,
+            Stage::Free | Stage::NeedInfo | Stage::NeedDpRank(_) | Stage::NeedEndpoints(_) => {
+                &self.peers.at(slot.peer).addr
+            }
+        }
     }
 
     fn known_peer(&mut self, addr: &Arc<str>) -> Result<u32, Arc<Failure>> {

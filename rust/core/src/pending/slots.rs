@@ -61,7 +61,7 @@ pub enum Outcome {
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     pub generation: u32,
-    /// Index of its peer; meaningless when free, and for those that failed before a peer was looked up.
+    /// Index of its peer while it is undecided; afterwards that place may be another peer's.
     pub peer: u32,
     pub room: Room,
     /// Whether the index of rooms points here.
