@@ -49,3 +49,12 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared folder at {folder}; set DISAGG_SHARED")
     return folder
+
+
+@pytest.fixture
+def host():
+    """Hostile peers on loopback."""
+    from hostile import HostileHost
+
+    with HostileHost() as host:
+        yield host

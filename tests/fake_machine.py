@@ -7,7 +7,10 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from typing import NamedTuple
+
+from disagg.transport import Transport, TransportOptions
 
 
 class Fact(NamedTuple):
@@ -108,3 +111,25 @@ class FakeMachine:
             self.facts[fact.ticket] = fact
             self.facts_in_order.append(fact)
             self._changed.notify_all()
+
+
+def options(**changes):
+    values = {
+        "connect_timeout_s": 1.0,
+        "total_timeout_s": 2.0,
+        "heartbeat_timeout_s": 3.0,
+        "max_in_flight": 1024,
+    }
+    return TransportOptions(**(values | changes))
+
+
+@contextmanager
+def running(**changes):
+    machine = FakeMachine()
+    transport = Transport(machine, options(**changes))
+    try:
+        transport.start()
+        yield machine, transport
+    finally:
+        assert transport.stop()
+        machine.close()

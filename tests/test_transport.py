@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
-from contextlib import contextmanager
 
 import pytest
 
-from disagg.transport import Transport, TransportOptions
-from fake_machine import FakeMachine
+from disagg.transport import Transport
+from fake_machine import FakeMachine, options, running
 from hostile import (
     TOPOLOGY,
-    HostileHost,
     answers,
     dies_between_requests,
     response,
@@ -20,34 +18,6 @@ from hostile import (
 )
 
 INSTANCE = "X-SGLang-Disaggregation-Instance-ID: life-1"
-
-
-def options(**changes):
-    values = {
-        "connect_timeout_s": 1.0,
-        "total_timeout_s": 2.0,
-        "heartbeat_timeout_s": 3.0,
-        "max_in_flight": 1024,
-    }
-    return TransportOptions(**(values | changes))
-
-
-@contextmanager
-def running(**changes):
-    machine = FakeMachine()
-    transport = Transport(machine, options(**changes))
-    try:
-        transport.start()
-        yield machine, transport
-    finally:
-        assert transport.stop()
-        machine.close()
-
-
-@pytest.fixture
-def host():
-    with HostileHost() as host:
-        yield host
 
 
 # -- what a request looks like, and its answer

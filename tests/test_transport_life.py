@@ -6,41 +6,12 @@ import gc
 import os
 import threading
 import time
-from contextlib import contextmanager
 
 import pytest
 
-from disagg.transport import Transport, TransportOptions
-from fake_machine import FakeMachine
-from hostile import HostileHost, answers, silent
-
-
-def options(**changes):
-    values = {
-        "connect_timeout_s": 1.0,
-        "total_timeout_s": 2.0,
-        "heartbeat_timeout_s": 3.0,
-        "max_in_flight": 1024,
-    }
-    return TransportOptions(**(values | changes))
-
-
-@contextmanager
-def running(**changes):
-    machine = FakeMachine()
-    transport = Transport(machine, options(**changes))
-    try:
-        transport.start()
-        yield machine, transport
-    finally:
-        assert transport.stop()
-        machine.close()
-
-
-@pytest.fixture
-def host():
-    with HostileHost() as host:
-        yield host
+from disagg.transport import Transport
+from fake_machine import FakeMachine, options, running
+from hostile import answers, silent
 
 
 def test_stop_is_idempotent_and_prompt_with_requests_under_way(host):

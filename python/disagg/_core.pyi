@@ -130,10 +130,7 @@ class PrefillInfo:
     ) -> Self: ...
     @staticmethod
     def from_json(body: bytes | str, /) -> PrefillInfo:
-        """Read a topology answer of any era from E2 on.
-
-        Raises ProtocolError naming the field and its value, also when the peer is not ready (null sizes).
-        """
+        """Read a topology answer (E2 on). Raises ProtocolError with field and value, also for null sizes: not ready."""
     @property
     def attn_tp_size(self) -> int: ...
     @property
@@ -226,10 +223,7 @@ class RankMapping:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 def map_ranks(decode: DecodeRank, prefill: PrefillInfo, /) -> RankMapping:
-    """Map a decode rank onto a prefill engine (DESIGN.md section 5).
-
-    Raises IncompatiblePeer with all reasons when the two do not fit.
-    """
+    """Map a decode rank onto a prefill engine. Raises IncompatiblePeer with all reasons when the two do not fit."""
 
 def compatibility(decode: DecodeRank, prefill: PrefillInfo, /) -> list[Reason]:
     """Return every difference of the pair, fatal ones and warnings; empty when there is none."""
@@ -326,7 +320,7 @@ class Resolver:
     def poll(self, limit: int = 4096) -> Step:
         """Take what was decided since the last poll, at most `limit` ends; call once per scheduling cycle."""
     def discard(self, request: object) -> None:
-        """Forget a request: it is in no later Step. One that is not held is no error."""
+        """Forget a request, whatever its state: it is in no later Step."""
     def discard_all(self) -> None:
         """Forget every request."""
     def release(self, room: int) -> None:
@@ -401,9 +395,5 @@ class BootstrapServer:
         """Stop listening and end the threads; idempotent."""
     def __enter__(self) -> Self: ...
     def __exit__(
-        self,
-        _class: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
+        self, _class: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
     ) -> None: ...
