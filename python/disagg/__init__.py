@@ -8,10 +8,12 @@ from disagg._core import (
     PrefillInfo,
     RankMapping,
     RetryPolicy,
+    ServedRanks,
     __version__,
     compatibility,
     kv_head_range,
     map_ranks,
+    serve_ranks,
 )
 from disagg.errors import (
     ConfigError,
@@ -52,10 +54,12 @@ __all__ = [
     "ResolverOptions",
     "RetryPolicy",
     "Route",
+    "ServedRanks",
     "Severity",
     "Step",
     "__version__",
     "compatibility",
     "kv_head_range",
     "map_ranks",
+    "serve_ranks",
 ]

@@ -18,10 +18,12 @@ __all__ = [
     "RankMapping",
     "Resolver",
     "RetryPolicy",
+    "ServedRanks",
     "__version__",
     "compatibility",
     "kv_head_range",
     "map_ranks",
+    "serve_ranks",
 ]
 
 __version__: Final[str]
@@ -214,6 +216,9 @@ class RankMapping:
     @property
     def required_prefill_response_num(self) -> int: ...
     @property
+    def dummy_tp_ranks(self) -> tuple[int, ...]:
+        """The TP ranks that are contacted and not read."""
+    @property
     def contact_count(self) -> int: ...
     def contacts(self) -> tuple[Contact, ...]:
         """Return the ranks in contact order: CP ascending, then TP ascending, then PP descending."""
@@ -224,6 +229,46 @@ class RankMapping:
 
 def map_ranks(decode: DecodeRank, prefill: PrefillInfo, /) -> RankMapping:
     """Map a decode rank onto a prefill engine. Raises IncompatiblePeer with all reasons when the two do not fit."""
+
+@final
+class ServedRanks:
+    """What one prefill rank has to do for each request of a decode engine.
+
+    `role` is "real" (decode ranks read from it), "dummy" (they contact it and read the same data elsewhere) or "idle"
+    (nobody contacts it: no decode ranks, stage None). It waits for `required_dst_info_num` decode ranks, those of
+    `decode_tp_ranks` in stage `decode_pp_rank`.
+    """
+
+    def __new__(
+        cls,
+        *,
+        role: Literal["real", "dummy", "idle"],
+        decode_tp_ranks: list[int] | tuple[int, ...],
+        decode_pp_rank: int | None,
+    ) -> Self: ...
+    @property
+    def role(self) -> Literal["real", "dummy", "idle"]: ...
+    @property
+    def decode_tp_ranks(self) -> tuple[int, ...]: ...
+    @property
+    def decode_pp_rank(self) -> int | None: ...
+    @property
+    def required_dst_info_num(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+def serve_ranks(
+    decode: DecodeRank, prefill: PrefillInfo, /, *, tp_rank: int, cp_rank: int = 0, pp_rank: int = 0
+) -> ServedRanks:
+    """Say which ranks of the decode engine a prefill rank serves: the inverse of `map_ranks`.
+
+    Any rank of the decode engine stands for it. The ranks are within a dp group; it is the same for each.
+
+    Raises ValueError for a rank that the prefill engine does not have, IncompatiblePeer with all reasons when the two
+    do not fit.
+    """
 
 def compatibility(decode: DecodeRank, prefill: PrefillInfo, /) -> list[Reason]:
     """Return every difference of the pair, fatal ones and warnings; empty when there is none."""

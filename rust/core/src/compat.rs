@@ -34,6 +34,17 @@ pub fn is_compatible(decode: &DecodeRank, prefill: &PrefillInfo) -> bool {
     compatible
 }
 
+/// Nothing if the pair has no fatal difference; allocates nothing then.
+///
+/// # Errors
+/// [`Incompatible`] with all differences, warnings too.
+pub fn refuse_incompatible(decode: &DecodeRank, prefill: &PrefillInfo) -> Result<(), Incompatible> {
+    if is_compatible(decode, prefill) {
+        return Ok(());
+    }
+    Err(Incompatible { reasons: check(decode, prefill) })
+}
+
 /// One dtype for its spellings on the wire: the command line's, and the resolved one with or without its module.
 #[must_use]
 pub fn canonical_dtype(name: &str) -> &str {

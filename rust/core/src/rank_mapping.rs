@@ -1,13 +1,19 @@
-//! Which prefill ranks one decode rank reads, and how many answers each side awaits (DESIGN.md section 5).
+//! Which prefill ranks one decode rank reads, how many answers each side awaits, and the inverse ([`serve_ranks`]): which
+//! decode ranks one prefill rank serves (DESIGN.md section 5).
 //!
 //! The rank sets are ranges, so a mapping is a few words whatever the sizes are. Source of the formulas: SGLang 0.5.23,
 //! `CommonKVManager._resolve_rank_mapping`, for sizes that divide; the others are refused by [`crate::compat`].
 
+use alloc::vec::Vec;
 use core::iter::FusedIterator;
 use core::ops::Range;
 
 use crate::compat::{self, Incompatible};
 use crate::topology::{DecodeRank, KvKind, PrefillInfo};
+
+mod serve;
+
+pub use serve::{DecodeRanks, PrefillRank, ServedRanks, serve_ranks};
 
 /// Consecutive ranks `first .. first + count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,6 +73,13 @@ impl RankMapping {
     #[must_use]
     pub const fn has_dummies(&self) -> bool {
         self.required_prefill_response_num < self.contact_count()
+    }
+
+    /// The TP ranks that are contacted and not read, ascending; none unless the mapping has dummies.
+    #[must_use]
+    pub fn dummy_tp_ranks(&self) -> Vec<u32> {
+        let is_dummy = |tp: &u32| self.has_dummies() && self.target_tp_rank.is_some_and(|real| real != *tp);
+        self.target_tp_ranks.ranks().filter(is_dummy).collect()
     }
 
     /// The ranks to contact, in contact order: CP ascending, then TP ascending, then PP descending (later stages first,
@@ -143,10 +156,8 @@ impl FusedIterator for Contacts {}
 /// # Errors
 /// [`Incompatible`] with all differences, warnings too, if any of them is fatal.
 pub fn map_ranks(decode: &DecodeRank, prefill: &PrefillInfo) -> Result<RankMapping, Incompatible> {
-    if compat::is_compatible(decode, prefill) {
-        return Ok(resolve(decode, prefill));
-    }
-    Err(Incompatible { reasons: compat::check(decode, prefill) })
+    compat::refuse_incompatible(decode, prefill)?;
+    Ok(resolve(decode, prefill))
 }
 
 /// The KV heads that `rank` of a TP group holds, of `num_kv_heads` in the whole model.

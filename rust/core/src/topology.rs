@@ -300,7 +300,7 @@ fn check_product(sizes: &[u32]) -> Result<(), InvalidValue> {
     Err(InvalidValue::TooManyRanks { ranks, max: MAX_RANKS })
 }
 
-fn check_rank(
+pub(crate) fn check_rank(
     field: &'static str,
     rank: u32,
     size_field: &'static str,

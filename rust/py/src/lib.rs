@@ -10,6 +10,7 @@ mod json;
 mod rank_mapping;
 mod resolver;
 mod retry;
+mod served_ranks;
 mod server;
 mod shared;
 mod steps;
@@ -29,6 +30,8 @@ mod _core {
     use super::resolver::Resolver;
     #[pymodule_export]
     use super::retry::RetryPolicy;
+    #[pymodule_export]
+    use super::served_ranks::{ServedRanks, serve_ranks};
     #[pymodule_export]
     use super::server::PyBootstrapServer;
     #[pymodule_export]

@@ -98,6 +98,11 @@ impl RankMapping {
     }
 
     #[getter]
+    fn dummy_tp_ranks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.dummy_tp_ranks())
+    }
+
+    #[getter]
     fn contact_count(&self) -> u32 {
         self.0.contact_count()
     }
@@ -191,7 +196,8 @@ pub fn kv_head_range(
     Ok(core::kv_head_range(heads, size, rank).map(|heads| (heads.start, heads.end)))
 }
 
-fn range(name: &str, ranks: &[u32]) -> PyResult<core::RankRange> {
+/// The range of these ranks, or the error that names the argument.
+pub fn range(name: &str, ranks: &[u32]) -> PyResult<core::RankRange> {
     core::RankRange::spanning(ranks).ok_or_else(|| {
         PyValueError::new_err(format!("{name} {ranks:?}: must be consecutive ascending ranks"))
     })
