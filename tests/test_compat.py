@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 import disagg
 from disagg import ReasonKind, Severity
+from disagg.printable import printable
+from disagg.reference import mapping as reference
 
 
 def decode(**facts):
@@ -34,6 +37,18 @@ def test_a_page_size_concerns_one_peer_and_names_both_values():
     """A2-10."""
     assert differences({"page_size": 64}, {"page_size": 64}) == []
     assert differences({"page_size": 64}, {"page_size": 32}) == fatal("page_size", 64, 32)
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: name != "hnd"))
+def test_words_of_a_peer_cannot_break_out_of_a_reason(name):
+    """The value is what the peer sent; the text is fit for a terminal, the same in core and reference."""
+    ours, theirs = decode(kv_layout="hnd"), prefill(kv_layout=name)
+    (reason,) = disagg.compatibility(ours, theirs)
+    assert reason.remote == name
+    assert reason.text == f"kv_layout hnd here, {printable(name)} at the prefill: must be equal"
+    assert not re.search("[\x00-\x1f\x7f-\x9f\u202e]", reason.text)
+    assert [other.text for other in reference.compatibility(ours, theirs)] == [reason.text]
+    assert "\n" not in str(disagg.ProtocolError(f"a\n{name}", f"{name}\n"))
 
 
 @pytest.mark.parametrize(

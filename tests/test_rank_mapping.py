@@ -246,6 +246,25 @@ def test_neighbouring_ranks_hold_the_same_head_when_heads_are_replicated():
     assert disagg.map_ranks(decode, disagg.PrefillInfo(attn_tp_size=4)).target_tp_ranks == (0, 1, 2, 3)
 
 
+@pytest.mark.parametrize("map_one", [disagg.map_ranks, reference.map_ranks], ids=["core", "reference"])
+def test_one_rank_of_eight_does_not_hold_all_heads(map_one):
+    """A1-06: 4 heads on 8 prefill ranks; the ranks that are read cover them, rank 0 alone would not."""
+    decode = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, num_kv_heads=4)
+    mapping = map_one(decode, disagg.PrefillInfo(attn_tp_size=8))
+    held = [disagg.kv_head_range(4, 8, rank) for rank in mapping.target_tp_ranks]
+    assert {head for first, end in held for head in range(first, end)} == {0, 1, 2, 3}
+    assert held[0] == (0, 1)
+    assert mapping.required_prefill_response_num == 8
+
+
+@pytest.mark.parametrize("engine_rank", [13, 5, 8 * 13 + 5])
+def test_the_decode_s_own_dp_group_does_not_move_the_mapping(engine_rank):
+    """A1-15: only the attention-TP rank counts, whatever group the engine rank is in."""
+    mapping = mapped(8, engine_rank, attn_tp_size=4, dp_size=4)
+    assert mapping == mapped(8, 5, attn_tp_size=4)
+    assert mapping.target_tp_ranks == (2,)
+
+
 def test_all_reasons_come_at_once_with_both_values():
     decode = disagg.DecodeRank(attn_tp_size=4, engine_rank=0, page_size=64, kv_layout="hnd")
     prefill = disagg.PrefillInfo(attn_tp_size=3, page_size=32, kv_layout="nhd")

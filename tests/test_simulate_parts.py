@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 
 from disagg.simulate.arrivals import arrival_times, bursty_times
-from disagg.simulate.options import Options, Scenario, UsageError
+from disagg.simulate.options import Options, Scenario
 from disagg.simulate.plan import make_plan
 from disagg.simulate.progress import Counts, Progress
 from disagg.simulate.scenario import Behaviour, DpChoice, build_peers
 from disagg.simulate.shared import FAILED, ROUTED, Arrival, ArrivalLog, End, EndLog, SharedMemory
 from disagg.simulate.stats import quantile, summary_ms
 from disagg.simulate.trace import TraceError, read_trace
+from disagg.usage import UsageError
 
 GOOD = '{"timestamp": 7, "input_length": 1, "output_length": 2}'
 

@@ -1,4 +1,4 @@
-"""The Rust core: rank mapping, the machine of pending requests, the registry."""
+"""The Rust core: rank mapping, the machine of pending requests, the registry. One module, so one (long) stub."""
 
 from types import TracebackType
 from typing import Any, Final, Literal, Self, final
@@ -20,9 +20,11 @@ __all__ = [
     "RetryPolicy",
     "ServedRanks",
     "__version__",
+    "canonical_address",
     "compatibility",
     "kv_head_range",
     "map_ranks",
+    "parse_dp_ranks",
     "serve_ranks",
 ]
 
@@ -278,6 +280,15 @@ def kv_head_range(num_kv_heads: int, attn_tp_size: int, attn_tp_rank: int, /) ->
 
     With more ranks than heads, neighbouring ranks hold the same head.
     """
+
+def canonical_address(text: str, /, default_port: int | None = 8998) -> str:
+    """Return the one spelling of a bootstrap address, `host:port` or `[v6]:port`; resolves no name.
+
+    Raises ValueError saying what is wrong with it.
+    """
+
+def parse_dp_ranks(body: bytes, /) -> dict[int, int]:
+    """Read an answer to `query_dp_ranks`: dp rank by room. Raises ProtocolError for the first bad room or rank."""
 
 @final
 class RetryPolicy:

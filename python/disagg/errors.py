@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from disagg.printable import printable
+
 __all__ = [
     "ConfigError",
     "DisaggError",
@@ -115,7 +117,7 @@ class ProtocolError(DisaggError):
 
     def __str__(self) -> str:
         what = f"{self.field} {self.value}" if self.value else self.field
-        return f"{what}: {self.rule}"
+        return f"{printable(what)}: {self.rule}"
 
 
 class PeerUnreachable(DisaggError):
@@ -128,7 +130,8 @@ class PeerUnreachable(DisaggError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.addr} not reached in {self.attempts} attempts: {self.reason}"
+        attempts = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+        return f"{self.addr} not reached in {attempts}: {self.reason}"
 
 
 class DpRankTimeout(DisaggError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import sys
@@ -11,20 +12,36 @@ from typing import Annotated
 import typer
 
 import disagg
-from disagg.cli.simulate import simulate
 
-__all__ = ["app", "run"]
+__all__ = ["run"]
+
+# name: (module, function), in the order of the help. Only the module of the command that is called is loaded:
+# `disagg map` answers before the simulation's modules would be there.
+COMMANDS = {
+    "map": ("disagg.cli.map", "map_engines"),
+    "simulate": ("disagg.cli.simulate", "simulate"),
+}
 
 # typer's own name for it moved between its versions; this one is public and its base is what it raises.
 _UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 
-app = typer.Typer(
-    name="disagg",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Control plane for prefill/decode-disaggregated LLM serving.",
-)
+
+def _app(arguments: list[str]) -> typer.Typer:
+    """The application, with the command that is called, or with all of them."""
+    app = typer.Typer(
+        name="disagg",
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        help="Control plane for prefill/decode-disaggregated LLM serving.",
+    )
+    app.callback()(disagg_command)
+    called = [arguments[0]] if arguments and arguments[0] in COMMANDS else COMMANDS
+    for name in called:
+        module, function = COMMANDS[name]
+        command = getattr(importlib.import_module(module), function)
+        app.command(name, help=_paragraphs(command))(command)
+    return app
 
 
 def _paragraphs(command: Callable[..., int]) -> str:
@@ -33,16 +50,12 @@ def _paragraphs(command: Callable[..., int]) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
-app.command("simulate", help=_paragraphs(simulate))(simulate)
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"disagg {disagg.__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def disagg_command(
     version: Annotated[
         bool,
@@ -55,7 +68,7 @@ def disagg_command(
 def run(arguments: list[str]) -> int:
     """Run the command line; returns its exit status."""
     try:
-        status = app(arguments, prog_name="disagg", standalone_mode=False)
+        status = _app(arguments)(arguments, prog_name="disagg", standalone_mode=False)
         sys.stdout.flush()
     except _UsageProblem as problem:
         return _refuse(arguments, problem)
@@ -75,6 +88,6 @@ def _refuse(arguments: list[str], problem: Exception) -> int:
     if not text:  # no arguments at all: typer has shown the help
         return 2
     command = next((word for word in arguments[:1] if not word.startswith("-")), None)
-    name = f"disagg {command}" if command == "simulate" else "disagg"
+    name = f"disagg {command}" if command in COMMANDS else "disagg"
     print(f"{name}: {' '.join(text.split())}", file=sys.stderr)
     return 2

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from disagg.errors import IncompatiblePeer, Reason, ReasonKind, ReasonValue, Severity
+from disagg.printable import printable
 
 __all__ = [
     "Contact",
@@ -191,8 +192,8 @@ def _show(value: ReasonValue) -> str:
     if value is None:
         return "none"
     if isinstance(value, Mapping):
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return str(value)
+        return printable(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False))
+    return printable(str(value))
 
 
 def _cache_reasons(decode: DecodeRank, prefill: PrefillInfo) -> Iterator[Reason]:

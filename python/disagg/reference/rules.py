@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import TYPE_CHECKING, Any
 
+from disagg.printable import printable
 from disagg.reference.model import SECOND, Group, InFlight, Peer, Policy, Request
 from disagg.values import Event, Failure, Route
 
@@ -58,8 +58,7 @@ class Rules:
 
     @staticmethod
     def _failure(kind: str, addr: str, text: str, attempts: int = 0, status: int | None = None) -> Failure:
-        text = "".join(f"\\x{ord(char):02x}" if unicodedata.category(char) == "Cc" else char for char in text)
-        return Failure(kind, f"{addr}: {text}", STATUS[kind] if status is None else status, addr, attempts)
+        return Failure(kind, printable(f"{addr}: {text}"), STATUS[kind] if status is None else status, addr, attempts)
 
     def _fail_pending(self, peer: Peer, failure: Failure) -> None:
         for request in self._pending(peer):

@@ -36,12 +36,12 @@ def serve_ranks(
             raise ValueError(f"{name} {rank}: must be from 0 to {size - 1}")
     place = (cp_rank, tp_rank, pp_rank)
     readers, dummies, stages = [], set(), set()
-    for rank in _decode_group(decode):
-        for contact in map_ranks(rank, prefill).contacts():
+    for reader in _decode_group(decode):
+        for contact in map_ranks(reader, prefill).contacts():
             if contact[:3] == place:
-                readers.append(rank.engine_rank)
+                readers.append(reader.engine_rank)
                 dummies.add(contact.dummy)
-                stages.add(rank.pp_rank)
+                stages.add(reader.pp_rank)
     if not readers:
         return ServedRanks("idle", (), None, 0)
     (dummy,), (stage,) = dummies, stages

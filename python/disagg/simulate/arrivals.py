@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
-from disagg.simulate.options import Options, UsageError
+from disagg.simulate.options import Options
 from disagg.simulate.trace import MAX_REQUESTS, read_trace
+from disagg.usage import UsageError
 
 __all__ = ["arrival_times", "bursty_times"]
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 from typing import Literal, get_args
 
-__all__ = ["LIMITS", "KvName", "Options", "Scenario", "UsageError"]
+from disagg.usage import UsageError, check_writable
 
-
-class UsageError(ValueError):
-    """The operator asked for something that cannot be done; the text is one line for them."""
+__all__ = ["LIMITS", "KvName", "Options", "Scenario"]
 
 
 KvName = Literal["mha", "mla", "hybrid_mla"]
@@ -70,7 +67,7 @@ class Options:
         if self.speedup != 1.0 and self.trace is None:
             raise UsageError(f"--speedup {self.speedup:g}: needs --trace; generated arrivals have --rate")
         if self.json is not None:
-            check_writable(self.json)
+            check_writable("--json", self.json)
 
     def described(self) -> dict[str, object]:
         """Every option by name, as plain JSON values."""
@@ -108,14 +105,3 @@ def plain(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value
-
-
-def check_writable(path: Path) -> None:
-    """Find out now, not after the run, that the report cannot be written; raises UsageError."""
-    folder = path.parent
-    if path.is_dir():
-        raise UsageError(f"--json {path}: is a folder")
-    if not folder.is_dir():
-        raise UsageError(f"--json {path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise UsageError(f"--json {path}: not writable")

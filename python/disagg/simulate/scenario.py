@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import product
 
-from disagg.simulate.options import Options, Scenario, UsageError
+from disagg.simulate.options import Options, Scenario
+from disagg.usage import UsageError
 
 __all__ = [
     "DECODE_PAGE_SIZE",

@@ -10,13 +10,12 @@ from disagg.simulate.options import Options
 from disagg.simulate.report import Report
 from disagg.simulate.scenario import DECODE_RANK, DECODE_TP, Behaviour, PeerSpec
 from disagg.simulate.stats import summary_ms
+from disagg.text_table import Row, set_table
 
 __all__ = ["WIDTH", "preamble", "render"]
 
 WIDTH = 100
 HTTP_KINDS = ("topology", "dp_ranks", "endpoint", "heartbeat")
-
-Row = tuple[str, ...]
 
 
 def preamble(options: Options) -> list[str]:
@@ -36,7 +35,7 @@ def render(report: Report) -> str:
     parts = [
         _headline(report),
         "",
-        *_table(("peer", "requests", "end", "count", "expected"), list(_peer_rows(report)), right=(1, 3)),
+        *set_table(("peer", "requests", "end", "count", "expected"), list(_peer_rows(report)), right=(1, 3)),
         "",
         *_failures(report),
         *_times(report),
@@ -108,7 +107,7 @@ def _times(report: Report) -> list[str]:
         )
         for name, summary in summaries.items()
     ]
-    lines = _table(("times in ms", "p50", "p99", "p99.9", "max", "count"), rows, right=(1, 2, 3, 4, 5))
+    lines = set_table(("times in ms", "p50", "p99", "p99.9", "max", "count"), rows, right=(1, 2, 3, 4, 5))
     with_resolver, without = summaries["cycle, with Resolver"], summaries["cycle, control loop"]
     added = with_resolver["p99_9"] - without["p99_9"]
     return [*lines, f"the Resolver adds {added:.3f} ms to the cycle's p99.9"]
@@ -140,17 +139,3 @@ def _conclusion(report: Report) -> str:
         f"{early}unexpected {verdict.unexpected} (of these ended twice {verdict.twice}, "
         f"never ended {verdict.missing}, unknown {verdict.unknown})"
     )
-
-
-def _table(head: Row, rows: list[Row], right: tuple[int, ...]) -> list[str]:
-    """Set columns as wide as their longest cell; `right` are the columns of numbers."""
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-
-    def line(row: Row) -> str:
-        cells = (
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        return "  ".join(cells).rstrip()
-
-    return [line(head), "  ".join("-" * width for width in widths), *(line(row) for row in rows)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from disagg.simulate.options import UsageError
+from disagg.usage import UsageError
 
 __all__ = ["MAX_REQUESTS", "TraceError", "read_trace"]
 

@@ -3,6 +3,8 @@
 use alloc::string::{String, ToString};
 use core::fmt;
 
+use crate::printable::Printable;
+
 /// A value that the caller of this library gave and that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidValue {
@@ -79,9 +81,9 @@ impl core::error::Error for ProtocolError {}
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.value.is_empty() {
-            write!(f, "{}: {}", self.field, self.rule)
+            write!(f, "{}: {}", Printable(&self.field), self.rule)
         } else {
-            write!(f, "{} {}: {}", self.field, self.value, self.rule)
+            write!(f, "{} {}: {}", Printable(&self.field), Printable(&self.value), self.rule)
         }
     }
 }

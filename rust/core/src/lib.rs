@@ -88,6 +88,7 @@ pub mod error;
 pub mod failure;
 pub mod ids;
 pub mod pending;
+mod printable;
 pub mod rank_mapping;
 pub mod registry;
 pub mod retry;

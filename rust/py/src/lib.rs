@@ -15,6 +15,7 @@ mod server;
 mod shared;
 mod steps;
 mod topology;
+mod wire;
 
 #[pymodule]
 mod _core {
@@ -36,6 +37,8 @@ mod _core {
     use super::server::PyBootstrapServer;
     #[pymodule_export]
     use super::topology::{DecodeRank, PrefillInfo};
+    #[pymodule_export]
+    use super::wire::{canonical_address, parse_dp_ranks};
 
     /// The failure kinds with their HTTP statuses, and the version.
     #[pymodule_init]

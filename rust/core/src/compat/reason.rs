@@ -7,6 +7,7 @@ use core::fmt;
 use serde_json::Value;
 
 use super::MAX_CONTACTS;
+use crate::printable::Printable;
 
 /// Whether a difference refuses the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,8 +122,8 @@ impl fmt::Display for Side {
             Self::Absent => f.write_str("none"),
             Self::Number(number) => write!(f, "{number}"),
             Self::Switch(on) => f.write_str(if *on { "on" } else { "off" }),
-            Self::Text(text) => f.write_str(text),
-            Self::Json(value) => write!(f, "{value}"),
+            Self::Text(text) => write!(f, "{}", Printable(text)),
+            Self::Json(value) => write!(f, "{}", Printable(value)),
             Self::Heads { heads, tp } => write!(f, "{heads} over tp {tp}"),
             Self::Sizes { tp, cp, pp } => write!(f, "tp {tp} cp {cp} pp {pp}"),
         }

@@ -22,7 +22,6 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
-use core::fmt::Write;
 use core::time::Duration;
 
 use hashbrown::HashMap;
@@ -35,6 +34,7 @@ pub use slots::Outcome;
 
 use crate::failure::{Failure, FailureKind};
 use crate::ids::{Room, RouteId, Ticket};
+use crate::printable::Printable;
 use crate::retry::RetryPolicy;
 use crate::time::{SchedulerClock, Tick};
 use crate::topology::DecodeRank;
@@ -199,20 +199,6 @@ impl fmt::Debug for Machine {
     }
 }
 
-/// Text that may hold what a peer sent, fit for a terminal and a log line.
-fn printable(text: &str) -> String {
-    let mut clean = String::with_capacity(text.len());
-    for char in text.chars() {
-        if char.is_control() {
-            // Writing to a string cannot fail.
-            let _ = write!(clean, "\\x{:02x}", u32::from(char));
-        } else {
-            clean.push(char);
-        }
-    }
-    clean
-}
-
 /// A failure with the kind's own status; the text begins with the address.
 fn failure(kind: FailureKind, addr: &Arc<str>, text: &str, attempts: u32) -> Arc<Failure> {
     failure_with_status(kind, addr, text, attempts, kind.http_status())
@@ -227,7 +213,7 @@ fn failure_with_status(
 ) -> Arc<Failure> {
     Arc::new(Failure {
         kind,
-        reason: printable(&format!("{addr}: {text}")),
+        reason: format!("{}", Printable(format_args!("{addr}: {text}"))),
         http_status,
         addr: Arc::clone(addr),
         attempts,

@@ -1,0 +1,99 @@
+"""A prefill engine as its live registry describes it."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from disagg._core import PrefillInfo, canonical_address, parse_dp_ranks
+from disagg.errors import DisaggError, PeerUnreachable, ProtocolError
+from disagg.rank_tables.room import RoomRank, rank_by_rule
+from disagg.transport.asker import Asker, NoAnswer
+from disagg.usage import UsageError
+
+__all__ = ["NotReady", "Topology", "address_of", "ask_room", "ask_topology"]
+
+
+class Topology(NamedTuple):
+    """A prefill engine, and whether its registry understands only the first form of the queries (E2)."""
+
+    info: PrefillInfo
+    is_old: bool
+
+
+class NotReady(DisaggError):
+    """A server answered at `addr`, but not with a topology; `reason` says with what."""
+
+    def __init__(self, addr: str, reason: str) -> None:
+        super().__init__(addr, reason)
+        self.addr = addr
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.addr} {self.reason}"
+
+
+def address_of(text: str) -> str:
+    """The canonical address in `http://host:port/`, `host:port` or `host`.
+
+    Raises UsageError.
+    """
+    bare = text[len(SCHEME) :].removesuffix("/") if text.lower().startswith(SCHEME) else text
+    try:
+        return canonical_address(bare)
+    except ValueError as error:
+        raise UsageError(f"--prefill {text}: {error}") from None
+
+
+def ask_topology(asker: Asker, addr: str) -> Topology:
+    """Ask for the topology, in the older form too where the newer one is not understood.
+
+    Raises PeerUnreachable without an answer, NotReady for one that is no topology, ProtocolError for a bad one.
+    """
+    status, body = _ask(asker, addr, NEWER_QUERY)
+    is_old = status == BAD_REQUEST
+    if is_old:
+        status, body = _ask(asker, addr, OLDER_QUERY)
+    if status == UNAVAILABLE:
+        raise NotReady(addr, "is not ready: it answered 503, not all prefill ranks have registered")
+    if status != OK:
+        raise NotReady(addr, f"answered {status} to the topology query: no bootstrap registry there?")
+    try:
+        return Topology(PrefillInfo.from_json(body), is_old)
+    except ProtocolError as error:
+        if (error.field, error.value) == ("attn_tp_size", "null"):
+            raise NotReady(addr, "is not ready: it answered null sizes") from None
+        raise
+
+
+def ask_room(asker: Asker, addr: str, room: int, topology: Topology) -> RoomRank:
+    """The dp rank of a room, by the engine's rule or by a question; not known is an answer, too.
+
+    Raises PeerUnreachable, ProtocolError.
+    """
+    known = rank_by_rule(room, topology.info, always=topology.is_old)
+    if known is not None:
+        return known
+    status, body = _ask(asker, addr, "/query_dp_ranks", json.dumps({"bootstrap_rooms": [room]}).encode())
+    if status != OK:
+        return RoomRank(room, None, f"the registry answered {status} to the dp-rank query")
+    rank = parse_dp_ranks(body).get(room)
+    if rank is None:
+        return RoomRank(room, None, "the registry does not know it yet")
+    if rank >= topology.info.dp_size:
+        return RoomRank(room, None, f"the registry says {rank}, which is not below dp size {topology.info.dp_size}")
+    return RoomRank(room, rank, "the registry's answer")
+
+
+def _ask(asker: Asker, addr: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    try:
+        answer = asker.ask(addr, path, body)
+    except NoAnswer as trouble:
+        raise PeerUnreachable(addr, 1, trouble.message) from None
+    return answer.status, answer.body
+
+
+SCHEME = "http://"
+NEWER_QUERY = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
+OLDER_QUERY = "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1"
+OK, BAD_REQUEST, UNAVAILABLE = 200, 400, 503
