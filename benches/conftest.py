@@ -1,11 +1,41 @@
-"""How large the benches are: whole with `--benchmark-enable`, a tenth as tests."""
+"""How large the benches are (whole with `--benchmark-enable`, a tenth as tests), and SGLang's own code beside ours."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from types import SimpleNamespace
+
 import pytest
+
+import sglang_wheel
+
+# Those of the tests: a skip is a failure in CI, and where shared/ is.
+from conftest import pytest_runtest_makereport, shared  # noqa: F401
+
+# What SGLang's modules import.
+NEEDED = ("aiohttp", "msgspec", "numpy", "psutil", "requests", "zmq")
 
 
 @pytest.fixture
 def scale(request) -> float:
     """Factor of every count: 1 when measuring, 0.1 when the benches run as tests."""
     return 1.0 if request.config.getoption("--benchmark-enable") else 0.1
+
+
+@pytest.fixture(scope="session")
+def sglang(shared) -> SimpleNamespace:  # noqa: F811  (the fixture above)
+    """SGLang 0.5.23's shipped control-plane modules, loaded into this process once."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"SGLang's modules import {', '.join(missing)}: pip install 'disagg[test]'")
+    try:
+        site = sglang_wheel.site("0.5.23")
+    except sglang_wheel.WheelUnavailable as why:
+        pytest.skip(str(why))
+    sys.path.insert(0, str(shared / "tools"))
+    try:
+        from real_sglang import load
+    finally:
+        sys.path.pop(0)
+    return load(site)

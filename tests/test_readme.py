@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from conftest import ROOT
+from disagg.cli.app import run as run_command
 
 README = (ROOT / "README.md").read_text()
 
@@ -27,6 +28,16 @@ def test_python_block_runs_as_it_stands(number):
         check=False,
     )
     assert run.returncode == 0, run.stderr
+
+
+MAP_COMMANDS = [line.split("#")[0].split() for line in README.splitlines() if line.startswith("disagg map")]
+
+
+@pytest.mark.parametrize("command", [command for command in MAP_COMMANDS if "http" not in " ".join(command)])
+def test_shown_mapping_commands_answer(command, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert run_command(command[1:]) == 0
+    assert "what each decode rank" in capfd.readouterr().out or (tmp_path / "map.svg").exists()
 
 
 def test_commands_are_those_of_ci():

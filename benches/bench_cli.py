@@ -1,0 +1,28 @@
+"""How long a person waits for `disagg map`: the whole command, the interpreter's start included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PAIRS = {
+    "tp 1024 onto tp 512": ("--decode", "tp=1024", "--prefill", "tp=512,dp=2"),
+    "tp 512 onto tp 512 pp 2, sharded": ("--decode", "tp=512", "--prefill", "tp=512,pp=2,sharding=yes", "--kv", "mla"),
+    "tp 1 onto cp 32 tp 8 pp 4": ("--decode", "tp=1", "--prefill", "tp=8,cp=32,pp=4", "--kv", "hybrid_mla"),
+}
+
+
+@pytest.mark.parametrize("output", ["table", "--full", "--json"])
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.benchmark(group="disagg map, the whole process")
+def bench_map_command(benchmark, pair, output, scale):
+    command = [sys.executable, "-m", "disagg.cli", "map", *PAIRS[pair]]
+    command += [] if output == "table" else [output]
+
+    def call():
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    shown = benchmark.pedantic(call, rounds=max(1, int(10 * scale)))
+    assert ("decode_ranks" if output == "--json" else "what each prefill rank") in shown
