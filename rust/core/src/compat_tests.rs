@@ -113,6 +113,50 @@ fn more_contacts_than_one_rank_may_have_are_refused() {
     let theirs = PrefillInfoSpec { attn_cp_size: 4_097, ..Default::default() };
     let found = texts(ours, theirs);
     assert_eq!(found, ["4097 contacts of one decode rank: must be at most 4096"]);
+    let ours = DecodeRankSpec { all_cp_ranks: Some(true), ..Default::default() };
+    assert!(texts(ours, PrefillInfoSpec { attn_cp_size: 4_096, ..Default::default() }).is_empty());
+}
+
+#[test]
+fn the_limit_of_contacts_sees_every_rank_of_a_sharded_latent() {
+    let ours = DecodeRankSpec { attn_tp_size: 4_097, kv: KvKind::Mla, ..Default::default() };
+    let theirs =
+        PrefillInfoSpec { attn_tp_size: 4_097, enable_kv_cache_sharding: true, ..Default::default() };
+    assert_eq!(texts(ours, theirs), ["4097 contacts of one decode rank: must be at most 4096"]);
+}
+
+#[test]
+fn heads_that_either_side_alone_cannot_deal_out_are_refused_unless_the_cache_has_none() {
+    for (local, remote) in [(1, 2), (2, 1)] {
+        let pair = |kv| {
+            let ours =
+                DecodeRankSpec { attn_tp_size: local, num_kv_heads: Some(3), kv, ..Default::default() };
+            texts(ours, PrefillInfoSpec { attn_tp_size: remote, ..Default::default() })
+        };
+        let expected = alloc::format!(
+            "num_kv_heads 3 over tp {local} here, 3 over tp {remote} at the prefill: one must divide the other"
+        );
+        assert_eq!(pair(KvKind::HybridMla), [expected]);
+        assert!(pair(KvKind::Mla).is_empty());
+    }
+}
+
+#[test]
+fn a_cache_that_cannot_be_sliced_needs_equal_tp_whichever_side_is_wider() {
+    for (local, remote) in [(4, 1), (1, 4)] {
+        let kv = KvKind::HybridMla;
+        let ours = DecodeRankSpec { attn_tp_size: local, kv, requires_equal_tp: true, ..Default::default() };
+        let theirs = PrefillInfoSpec { attn_tp_size: remote, ..Default::default() };
+        let expected = alloc::format!("decode tp {local}, prefill tp {remote}: this cache needs equal tp");
+        assert_eq!(texts(ours, theirs), [expected]);
+    }
+}
+
+#[test]
+fn decode_cp_above_1_is_refused_at_equal_cp_too() {
+    let ours = DecodeRankSpec { attn_cp_size: 2, ..Default::default() };
+    let theirs = PrefillInfoSpec { attn_cp_size: 2, ..Default::default() };
+    assert_eq!(texts(ours, theirs), ["decode cp 2: must be 1"]);
 }
 
 #[test]

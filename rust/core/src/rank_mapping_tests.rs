@@ -39,6 +39,42 @@ fn hybrid_mla_reads_all_cp_ranks_and_the_whole_block() {
 }
 
 #[test]
+fn all_cp_ranks_is_taken_as_said_for_hybrid_mla_too() {
+    let spec = DecodeRankSpec { kv: KvKind::HybridMla, all_cp_ranks: Some(false), ..Default::default() };
+    let mapping = map_ranks(&DecodeRank::new(spec).unwrap(), &prefill(1, 2, 1)).unwrap();
+    assert_eq!(mapping.target_cp_ranks, RankRange { first: 0, count: 1 });
+}
+
+fn sharded_prefill(attn_tp_size: u32, attn_cp_size: u32) -> PrefillInfo {
+    let spec = prefill(attn_tp_size, attn_cp_size, 1).spec().clone();
+    PrefillInfo::new(PrefillInfoSpec { enable_kv_cache_sharding: true, ..spec }).unwrap()
+}
+
+#[test]
+fn every_rank_of_a_sharded_latent_is_read_and_none_is_the_real_one() {
+    let mapping = map_ranks(&decode(4, 1, KvKind::Mla), &sharded_prefill(4, 1)).unwrap();
+    assert_eq!(mapping.target_tp_rank, None);
+    assert_eq!(mapping.target_tp_ranks, RankRange { first: 0, count: 4 });
+    assert_eq!((mapping.required_dst_info_num, mapping.required_prefill_response_num), (4, 4));
+}
+
+#[test]
+fn sharding_over_cp_ranks_does_not_act_in_tp() {
+    let mapping = map_ranks(&decode(4, 1, KvKind::Mla), &sharded_prefill(4, 2)).unwrap();
+    assert_eq!((mapping.target_tp_rank, mapping.target_tp_ranks.count), (Some(1), 1));
+    assert_eq!(mapping.target_cp_ranks, RankRange { first: 0, count: 2 });
+    assert_eq!((mapping.required_dst_info_num, mapping.required_prefill_response_num), (1, 2));
+}
+
+#[test]
+fn sharding_of_a_cache_with_heads_does_not_act_in_tp() {
+    for kv in [KvKind::Mha, KvKind::HybridMla] {
+        let mapping = map_ranks(&decode(4, 1, kv), &sharded_prefill(4, 1)).unwrap();
+        assert_eq!((mapping.target_tp_rank, mapping.target_tp_ranks.count), (Some(1), 1));
+    }
+}
+
+#[test]
 fn heads_are_dealt_in_blocks_and_replicas_are_neighbours() {
     let heads =
         |total, tp| -> Vec<_> { (0..tp).map(|rank| kv_head_range(total, tp, rank).unwrap().start).collect() };
