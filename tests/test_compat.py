@@ -25,8 +25,14 @@ def prefill(**facts):
 
 
 def differences(ours, theirs):
-    reasons = disagg.compatibility(decode(**ours), prefill(**theirs))
-    return [(reason.kind, reason.severity, reason.local, reason.remote) for reason in reasons]
+    """The core's; the reference has the same, in the same words."""
+    pair = decode(**ours), prefill(**theirs)
+    reasons = disagg.compatibility(*pair)
+    facts = [(reason.kind, reason.severity, reason.local, reason.remote) for reason in reasons]
+    again = reference.compatibility(*pair)
+    assert [(reason.kind, reason.severity, reason.local, reason.remote) for reason in again] == facts
+    assert [reason.text for reason in again] == [reason.text for reason in reasons]
+    return facts
 
 
 def fatal(kind, local, remote):
@@ -132,6 +138,8 @@ def test_heads_that_neither_side_can_deal_out_evenly_are_refused():
     assert differences({"num_kv_heads": 2}, {"attn_tp_size": 4})[0][0] == ReasonKind.UNEQUAL_TP
     found = differences({"num_kv_heads": 3, "kv": "hybrid_mla"}, {"attn_tp_size": 2})
     assert found == fatal("num_kv_heads", (3, 1), (3, 2))
+    found = differences({"num_kv_heads": 3, "kv": "hybrid_mla", "attn_tp_size": 2}, {})
+    assert found == fatal("num_kv_heads", (3, 2), (3, 1))
     assert differences({"num_kv_heads": 3, "kv": "mla"}, {"attn_tp_size": 2}) == []
 
 
@@ -139,6 +147,8 @@ def test_more_contacts_than_4096_are_refused_before_anything_is_built():
     ours = {"all_cp_ranks": True}
     assert differences(ours, {"attn_cp_size": 4_096}) == []
     assert differences(ours, {"attn_cp_size": 4_097}) == fatal("contacts", None, 4_097)
+    ours, sharded = {"attn_tp_size": 4_097, "kv": "mla"}, {"attn_tp_size": 4_097, "enable_kv_cache_sharding": True}
+    assert differences(ours, sharded) == fatal("contacts", None, 4_097)
 
 
 def test_decode_cp_above_1_is_refused():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import disagg
 from disagg.reference import mapping as reference
+from pairs import fitting_pairs
 
 FIELDS = (
     "target_tp_rank",
@@ -54,18 +55,20 @@ def test_every_recorded_answer_whose_sizes_divide_is_ours_and_every_other_is_ref
             decode, prefill = pair_of(row)
             small, large = sorted((int(row["d_tp"]), int(row["p_tp"])))
             if row["err"] or large % small:
-                with pytest.raises(disagg.IncompatiblePeer):
-                    disagg.map_ranks(decode, prefill)
+                for map_ranks in (disagg.map_ranks, reference.map_ranks):
+                    with pytest.raises(disagg.IncompatiblePeer):
+                        map_ranks(decode, prefill)
                 refused += 1
                 continue
-            mapping = disagg.map_ranks(decode, prefill)
             recorded = (
                 int(row["tp"]) if row["tp"] else None,
                 *(ranks(row[name]) for name in ("tps", "cps", "pps")),
                 int(row["dst"]),
                 int(row["resp"]),
             )
-            assert tuple(getattr(mapping, name) for name in FIELDS) == recorded, row
+            for map_ranks in (disagg.map_ranks, reference.map_ranks):
+                mapping = map_ranks(decode, prefill)
+                assert tuple(getattr(mapping, name) for name in FIELDS) == recorded, row
             right += 1
     assert (right, refused) == (18_687, 7_235 + 980)
 
@@ -134,6 +137,19 @@ def test_core_and_reference_agree(decode, prefill):
     ]
 
 
+@given(fitting_pairs())
+def test_core_and_reference_agree_on_pairs_that_fit(pair):
+    """Of sizes drawn apart few fit, so that mostly reasons are compared above, and mostly mappings here."""
+    assert outcome(disagg.map_ranks, *pair) == outcome(reference.map_ranks, *pair)
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.data())
+def test_core_and_reference_deal_out_heads_alike(heads, tp_size, data):
+    rank = data.draw(st.integers(0, tp_size - 1))
+    held = disagg.kv_head_range(heads, tp_size, rank)
+    assert (held if held is None else tuple(range(*held))) == reference.kv_heads(heads, tp_size, rank)
+
+
 @given(decodes())
 def test_equal_topologies_give_the_identity(decode):
     if decode.kv == "mha" and decode.attn_cp_size == 1 and decode.dcp_size == 1:
@@ -166,9 +182,15 @@ def test_decode_ranks_together_read_every_prefill_rank(decode_tp, prefill_tp, st
     assert read == {(tp, pp) for tp in range(prefill_tp) for pp in range(stages)}
 
 
-def mapped(decode_tp, rank, kv="mha", pp_size=1, **prefill):
-    decode = disagg.DecodeRank(attn_tp_size=decode_tp, engine_rank=rank, kv=kv, pp_size=pp_size)
-    return disagg.map_ranks(decode, disagg.PrefillInfo(**prefill))
+def map_both(decode, prefill):
+    """The core's answer, or its refusal; the reference says the same."""
+    assert outcome(disagg.map_ranks, decode, prefill) == outcome(reference.map_ranks, decode, prefill)
+    return disagg.map_ranks(decode, prefill)
+
+
+def mapped(decode_tp, rank, kv="mha", all_cp_ranks=None, **prefill):
+    decode = disagg.DecodeRank(attn_tp_size=decode_tp, engine_rank=rank, kv=kv, all_cp_ranks=all_cp_ranks)
+    return map_both(decode, disagg.PrefillInfo(**prefill))
 
 
 def test_mla_block_has_one_real_rank_and_named_dummies():
@@ -203,16 +225,16 @@ def test_pipeline_stages_line_up_or_decode_holds_them_all():
     one = mapped(1, 0, attn_tp_size=1, pp_size=1)
     assert one.target_pp_ranks == (0,)
     decode = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, pp_size=2, pp_rank=1)
-    assert disagg.map_ranks(decode, disagg.PrefillInfo(attn_tp_size=1, pp_size=2)).target_pp_ranks == (1,)
+    assert map_both(decode, disagg.PrefillInfo(attn_tp_size=1, pp_size=2)).target_pp_ranks == (1,)
     for stages in (1, 4):
         with pytest.raises(disagg.IncompatiblePeer, match="2"):
-            disagg.map_ranks(decode, disagg.PrefillInfo(attn_tp_size=1, pp_size=stages))
+            map_both(decode, disagg.PrefillInfo(attn_tp_size=1, pp_size=stages))
 
 
 def test_higher_stages_are_contacted_first():
     """A1-09: the list stays ascending, the order of contact does not."""
     decode = disagg.DecodeRank(attn_tp_size=2, engine_rank=1)
-    mapping = disagg.map_ranks(decode, disagg.PrefillInfo(attn_tp_size=4, pp_size=2))
+    mapping = map_both(decode, disagg.PrefillInfo(attn_tp_size=4, pp_size=2))
     assert mapping.target_pp_ranks == (0, 1)
     assert [(c.tp, c.pp) for c in mapping.contacts()] == [(2, 1), (2, 0), (3, 1), (3, 0)]
     assert mapping.required_prefill_response_num == 4
@@ -224,8 +246,7 @@ def test_context_parallel_ranks_are_read_first_or_all():
     for rank in range(4):
         narrow = mapped(4, rank, "mla", attn_tp_size=1, attn_cp_size=4)
         assert (narrow.target_tp_ranks, narrow.target_cp_ranks, narrow.required_dst_info_num) == ((0,), (0,), 4)
-    decode = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, all_cp_ranks=True)
-    mapping = disagg.map_ranks(decode, disagg.PrefillInfo(attn_tp_size=1, attn_cp_size=8))
+    mapping = mapped(1, 0, all_cp_ranks=True, attn_tp_size=1, attn_cp_size=8)
     assert mapping.target_cp_ranks == tuple(range(8))
     assert mapping.required_prefill_response_num == 8
 
@@ -238,12 +259,48 @@ def test_hybrid_reads_the_whole_block_of_every_context_parallel_rank():
     assert not any(contact.dummy for contact in mapping.contacts())
 
 
+@pytest.mark.parametrize(
+    ("kv", "said", "read"),
+    [
+        ("mla", None, (0,)),
+        ("mla", True, (0, 1)),
+        ("hybrid_mla", None, (0, 1)),
+        ("hybrid_mla", False, (0,)),
+    ],
+)
+def test_all_cp_ranks_is_taken_as_said_and_else_on_for_hybrid_mla(kv, said, read):
+    assert mapped(1, 0, kv, said, attn_tp_size=1, attn_cp_size=2).target_cp_ranks == read
+
+
+@pytest.mark.parametrize("switch", ["enable_dsa_cache_layer_split", "enable_kv_cache_sharding"])
+def test_context_parallel_ranks_that_own_a_part_are_all_read(switch):
+    """Sharding acts here and not in TP when CP is above 1."""
+    mapping = mapped(4, 1, "mla", attn_tp_size=4, attn_cp_size=2, **{switch: True})
+    assert (mapping.target_tp_rank, mapping.target_tp_ranks, mapping.target_cp_ranks) == (1, (1,), (0, 1))
+    assert (mapping.required_dst_info_num, mapping.required_prefill_response_num) == (1, 2)
+
+
+def test_sharding_of_a_single_cp_rank_acts_in_tp_and_only_for_mla():
+    sharded = {"attn_tp_size": 4, "enable_kv_cache_sharding": True}
+    mla = mapped(4, 1, "mla", **sharded)
+    assert (mla.target_tp_rank, mla.target_tp_ranks) == (None, (0, 1, 2, 3))
+    assert (mla.required_dst_info_num, mla.required_prefill_response_num) == (4, 4)
+    for kv in ("mha", "hybrid_mla"):
+        assert mapped(4, 1, kv, **sharded).target_tp_ranks == (1,)
+
+
+def test_the_rank_in_the_engine_counts_modulo_attention_tp():
+    """A1-15: the decode engine's own dp groups have no part in it."""
+    assert mapped(4, 6, "mla", attn_tp_size=8) == mapped(4, 2, "mla", attn_tp_size=8)
+
+
 def test_neighbouring_ranks_hold_the_same_head_when_heads_are_replicated():
     """A1-04, A1-05: 0,0,1,1 and neither 0,1,0,1 nor 0,0,0,0."""
     assert [disagg.kv_head_range(2, 4, rank) for rank in range(4)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
-    assert disagg.kv_head_range(8, 3, 0) is None
+    assert [reference.kv_heads(2, 4, rank) for rank in range(4)] == [(0,), (0,), (1,), (1,)]
+    assert disagg.kv_head_range(8, 3, 0) is reference.kv_heads(8, 3, 0) is None
     decode = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, num_kv_heads=2)
-    assert disagg.map_ranks(decode, disagg.PrefillInfo(attn_tp_size=4)).target_tp_ranks == (0, 1, 2, 3)
+    assert map_both(decode, disagg.PrefillInfo(attn_tp_size=4)).target_tp_ranks == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("map_one", [disagg.map_ranks, reference.map_ranks], ids=["core", "reference"])
