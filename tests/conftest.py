@@ -26,7 +26,8 @@ def pytest_sessionstart(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.option.markexpr or os.environ.get("DISAGG_LONG") == "1":
+    long_profile = config.getoption("--hypothesis-profile", default=None) == "long"
+    if config.option.markexpr or long_profile or os.environ.get("DISAGG_LONG") == "1":
         return
     chosen = [item for item in items if "long" not in item.keywords]
     config.hook.pytest_deselected(items=[item for item in items if "long" in item.keywords])
