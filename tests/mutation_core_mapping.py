@@ -291,6 +291,34 @@ SERVED = [
         "if is_tp_sharded(decode, prefill) {",
         "if is_tp_sharded(decode, prefill) && remote == 1 {",
     ),
+    Mutation(
+        "core-served-only-first-cp-rank",
+        "A1-10: with all CP ranks read, only the first waits",
+        SERVE,
+        "if rank.cp >= cp_ranks(decode, prefill).count {",
+        "if rank.cp > 0 {",
+    ),
+    Mutation(
+        "core-served-hybrid-has-dummies",
+        "A1-14: hybrid_mla treated as mla",
+        SERVE,
+        "if decode.kv() == KvKind::Mla && !rank.tp.is_multiple_of(block) {",
+        "if decode.kv() != KvKind::Mha && !rank.tp.is_multiple_of(block) {",
+    ),
+    Mutation(
+        "core-served-first-stage-always",
+        "A1-08: stages that line up read their own",
+        SERVE,
+        "if decode.spec().pp_size == prefill.pp_size() { rank.pp } else { 0 }",
+        "0",
+    ),
+    Mutation(
+        "core-served-without-check",
+        "A1-07: the inverse of a pair that does not fit",
+        SERVE,
+        "    compat::refuse_incompatible(decode, prefill)?;\n",
+        "",
+    ),
 ]
 
 CORE_MAPPING = [*TP_SIDE, *SHARDING, *CP_AND_PP, *SERVED]
