@@ -25,7 +25,10 @@ def scale(request) -> float:
 
 @pytest.fixture(scope="session")
 def sglang(shared) -> SimpleNamespace:  # noqa: F811  (the fixture above)
-    """SGLang 0.5.23's shipped control-plane modules, loaded into this process once."""
+    """SGLang 0.5.23's shipped control-plane modules, in this process once: both sides are measured in one run.
+
+    Nothing but `sglang` stays importable: the loader's finder would go on and answer `import torch` for everybody.
+    """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"SGLang's modules import {', '.join(missing)}: pip install 'disagg[test]'")
@@ -33,9 +36,13 @@ def sglang(shared) -> SimpleNamespace:  # noqa: F811  (the fixture above)
         site = sglang_wheel.site("0.5.23")
     except sglang_wheel.WheelUnavailable as why:
         pytest.skip(str(why))
-    sys.path.insert(0, str(shared / "tools"))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "meta_path", list(sys.meta_path))
+        patch.syspath_prepend(shared / "tools")
         from real_sglang import load
-    finally:
-        sys.path.pop(0)
-    return load(site)
+
+        loaded = load(site)
+    for name in loaded.stood_in:
+        if name.partition(".")[0] != "sglang":
+            sys.modules.pop(name, None)
+    return loaded
