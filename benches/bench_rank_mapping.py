@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
@@ -11,17 +12,41 @@ from disagg.reference import mapping as reference
 
 CALLS = 200
 
-# name: (decode fields, prefill fields); the first and last are the rows of the baseline
+# A first run fetches SGLang's wheel, 40 MB.
+pytestmark = pytest.mark.timeout(900)
+
+FIELDS = attrgetter(
+    "target_tp_rank",
+    "target_tp_ranks",
+    "target_cp_ranks",
+    "target_pp_ranks",
+    "required_dst_info_num",
+    "required_prefill_response_num",
+)
+
+# name: (decode fields, prefill fields, the answer's FIELDS); the first and last are the rows of the baseline
 PAIRS = {
-    "tp 8 onto tp 8": ({"attn_tp_size": 8, "engine_rank": 5}, {"attn_tp_size": 8}),
-    "tp 4 onto tp 16, mla": ({"attn_tp_size": 4, "engine_rank": 1, "kv": "mla"}, {"attn_tp_size": 16}),
-    "tp 8 onto tp 2": ({"attn_tp_size": 8, "engine_rank": 5}, {"attn_tp_size": 2}),
+    "tp 8 onto tp 8": (
+        {"attn_tp_size": 8, "engine_rank": 5},
+        {"attn_tp_size": 8},
+        (5, (5,), (0,), (0,), 1, 1),
+    ),
+    "tp 4 onto tp 16, mla": (
+        {"attn_tp_size": 4, "engine_rank": 1, "kv": "mla"},
+        {"attn_tp_size": 16},
+        (4, (4, 5, 6, 7), (0,), (0,), 1, 1),
+    ),
+    "tp 8 onto tp 2": (
+        {"attn_tp_size": 8, "engine_rank": 5},
+        {"attn_tp_size": 2},
+        (1, (1,), (0,), (0,), 4, 1),
+    ),
     "tp 1 onto tp 32 cp 8 pp 8": (
         {"attn_tp_size": 1, "engine_rank": 0, "all_cp_ranks": True},
         {"attn_tp_size": 32, "attn_cp_size": 8, "pp_size": 8},
+        (0, tuple(range(32)), tuple(range(8)), tuple(range(8)), 1, 32 * 8 * 8),
     ),
 }
-SIDES = ["disagg", "sglang", "reference"]
 
 
 def ours(decode, prefill, _request):
@@ -67,29 +92,49 @@ def by_sglang(decode, prefill, request):
     return call
 
 
-MAKE = {"disagg": ours, "sglang": by_sglang, "reference": by_reference}
+def reading(make):
+    """`make`'s call, then a read of each field: SGLang builds its lists in the call, we build our tuples when read."""
+
+    def make_both(*pair_and_request):
+        map_pair = make(*pair_and_request)
+
+        def call():
+            mapping = map_pair()
+            FIELDS(mapping)
+            return mapping
+
+        return call
+
+    return make_both
+
+
+SIDES = {
+    "disagg": ours,
+    "sglang": by_sglang,
+    "reference": by_reference,
+    "disagg, fields read": reading(ours),
+    "sglang, fields read": reading(by_sglang),
+}
 
 
 def answer(mapping):
-    """The mapping in one form; SGLang's lists are our tuples."""
-    ranks = (mapping.target_tp_ranks, mapping.target_cp_ranks, mapping.target_pp_ranks)
-    counts = (mapping.required_dst_info_num, mapping.required_prefill_response_num)
-    return mapping.target_tp_rank, *map(tuple, ranks), *counts
+    """The mapping's FIELDS; SGLang's lists are our tuples."""
+    return tuple(tuple(field) if isinstance(field, list) else field for field in FIELDS(mapping))
 
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("pair", PAIRS)
 def bench_map_ranks(benchmark, pair, side, request):
     benchmark.group = f"map_ranks, {CALLS} calls, {pair}"
-    decode, prefill = PAIRS[pair]
-    call = MAKE[side](decode, prefill, request)
+    decode, prefill, expected = PAIRS[pair]
+    call = SIDES[side](decode, prefill, request)
 
     def calls():
         for _ in range(CALLS):
             call()
 
     benchmark(calls)
-    assert answer(call()) == answer(ours(decode, prefill, request)())
+    assert answer(call()) == expected
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -99,11 +144,12 @@ def bench_map_a_whole_engine(benchmark, side, scale, request):
     pairs = [
         ({"attn_tp_size": size, "engine_rank": rank, "kv": "mla"}, {"attn_tp_size": size // 2}) for rank in range(size)
     ]
-    calls = [MAKE[side](decode, prefill, request) for decode, prefill in pairs]
+    calls = [SIDES[side](decode, prefill, request) for decode, prefill in pairs]
 
     def call_all():
         for call in calls:
             call()
 
     benchmark(call_all)
-    assert [answer(call())[0] for call in calls] == [rank // 2 for rank in range(size)]
+    expected = [(rank // 2, (rank // 2,), (0,), (0,), 2, 1) for rank in range(size)]
+    assert [answer(call()) for call in calls] == expected
