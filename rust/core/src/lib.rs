@@ -92,6 +92,7 @@ mod printable;
 pub mod rank_mapping;
 pub mod registry;
 pub mod retry;
+pub mod slot_table;
 pub mod time;
 pub mod topology;
 pub mod wire;

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::peer::{GroupState, Peer, PeerState};
-use super::requests::RoomOwner;
+use super::rooms::RoomOwner;
 use super::route::{Route, Step};
 use super::slots::{Outcome, Stage};
 use super::told::told_failure;
@@ -92,8 +92,10 @@ impl Machine {
             let Stage::Decided(outcome) = self.requests.take_decided(at) else {
                 unreachable!("the list holds only decided requests")
             };
-            if let Outcome::Routed(route) = &outcome {
-                track(&mut self.requests.rooms, self.options.track_rooms, room, &route.addr);
+            if let Outcome::Routed(route) = &outcome
+                && self.options.track_rooms
+            {
+                self.requests.rooms.track(room, &route.addr);
             }
             ended.push((seq, id, outcome));
         }
@@ -161,7 +163,7 @@ impl Machine {
 
     fn is_unhindered(&self, room: Room) -> bool {
         self.dead.is_none()
-            && (self.requests.rooms.is_empty() || !self.requests.rooms.contains_key(&room))
+            && self.requests.rooms.is_free(&self.requests.slots, room)
             && (self.tombstones.is_empty()
                 || self.tombstones.get(&room).is_none_or(|told| told.until <= self.now))
     }
@@ -182,7 +184,9 @@ impl Machine {
         else {
             unreachable!("the caller has just looked")
         };
-        track(&mut self.requests.rooms, self.options.track_rooms, room, &route.addr);
+        if self.options.track_rooms {
+            self.requests.rooms.track(room, &route.addr);
+        }
         Added::Routed(route)
     }
 
@@ -223,8 +227,8 @@ impl Machine {
         {
             return Err(told_failure(addr, told.reason, told.http_status));
         }
-        let holder = match self.requests.rooms.get(&room) {
-            Some(&RoomOwner::Pending(at)) => Some(self.addr_of(at)),
+        let holder = match self.requests.rooms.owner(&self.requests.slots, room) {
+            Some(RoomOwner::Pending(at)) => Some(self.addr_of(at)),
             Some(RoomOwner::Routed(holder)) => Some(holder),
             None => None,
         };
@@ -273,12 +277,6 @@ impl Machine {
         self.evictions += 1;
         self.forget(at);
         true
-    }
-}
-
-fn track(rooms: &mut hashbrown::HashMap<Room, RoomOwner>, tracked: bool, room: Room, addr: &Arc<str>) {
-    if tracked {
-        rooms.insert(room, RoomOwner::Routed(Arc::clone(addr)));
     }
 }
 

@@ -12,6 +12,7 @@ mod peer;
 mod peers;
 mod reads;
 mod requests;
+mod rooms;
 mod route;
 mod slots;
 mod told;

@@ -2,27 +2,17 @@
 
 use alloc::vec::Vec;
 
-use hashbrown::HashMap;
-
 use super::peer::{Peer, PeerState};
+use super::rooms::Rooms;
 use super::slots::{Ask, Link, List, Outcome, Slots, Stage};
 use crate::ids::{RequestId, Room};
 use crate::time::Tick;
-
-/// Who has a room.
-#[derive(Clone, Debug)]
-pub(super) enum RoomOwner {
-    /// A request that is held; its slot.
-    Pending(u32),
-    /// A routed request that was not released, at this address.
-    Routed(alloc::sync::Arc<str>),
-}
 
 /// All requests, with the lists over all peers.
 #[derive(Debug)]
 pub(super) struct Requests {
     pub slots: Slots,
-    pub rooms: HashMap<Room, RoomOwner>,
+    pub rooms: Rooms,
     /// Undecided ones in order of arrival.
     pub ages: List,
     /// Those in `NeedDpRank` in order of entry.
@@ -38,7 +28,7 @@ impl Requests {
     pub fn new() -> Self {
         Self {
             slots: Slots::default(),
-            rooms: HashMap::new(),
+            rooms: Rooms::default(),
             ages: List::EMPTY,
             need_dp_rank: List::EMPTY,
             need_endpoints: List::EMPTY,
@@ -58,7 +48,7 @@ impl Requests {
         let slot = self.slots.at_mut(at);
         slot.peer = peer_index;
         slot.owns_room = true;
-        self.rooms.insert(slot.room, RoomOwner::Pending(at));
+        self.rooms.take(&self.slots, at);
         self.slots.push_back(&mut self.ages, Link::Age, at);
         self.slots.push_back(&mut peer.need_info, Link::Peer, at);
         peer.pending += 1;
@@ -130,12 +120,8 @@ impl Requests {
     }
 
     fn release(&mut self, at: u32) -> Stage {
-        let slot = self.slots.at(at);
-        if slot.owns_room {
-            self.rooms.remove(&slot.room);
-            if self.rooms.is_empty() {
-                self.rooms = HashMap::new();
-            }
+        if self.slots.at(at).owns_room {
+            self.rooms.give_back(&self.slots, at);
         }
         self.slots.release(at)
     }

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::requests::RoomOwner;
+use super::rooms::RoomOwner;
 use super::route::EventKind;
 use super::slots::{Outcome, Stage};
 use super::{Machine, Tombstone, failure_with_status};
@@ -16,17 +16,15 @@ use crate::time::Tick;
 impl Machine {
     /// With `track_rooms`: the routed request of `room` is over.
     pub fn release(&mut self, room: Room) {
-        if let Some(RoomOwner::Routed(_)) = self.requests.rooms.get(&room) {
-            self.requests.rooms.remove(&room);
-        }
+        self.requests.rooms.release(room);
     }
 
     /// Fail the request of `room`, or the one that will come; true when one was pending.
     pub fn fail_room(&mut self, now: Tick, room: Room, reason: &str, http_status: u16) -> bool {
         self.advance_to(now);
         let reason: String = reason.chars().take(MAX_REASON).collect();
-        match self.requests.rooms.get(&room) {
-            Some(&RoomOwner::Pending(at)) => self.fail_told(at, reason, http_status),
+        match self.requests.rooms.owner(&self.requests.slots, room) {
+            Some(RoomOwner::Pending(at)) => self.fail_told(at, reason, http_status),
             Some(RoomOwner::Routed(_)) => false,
             None => {
                 self.bury(room, reason, http_status);
@@ -69,13 +67,7 @@ impl Machine {
         if !self.options.track_rooms || kind == EventKind::PeerBack {
             return Vec::new();
         }
-        let at_addr = self.requests.rooms.iter().filter_map(|(&room, owner)| match owner {
-            RoomOwner::Routed(holder) if **holder == *addr => Some(room),
-            RoomOwner::Routed(_) | RoomOwner::Pending(_) => None,
-        });
-        let mut rooms: Vec<Room> = at_addr.collect();
-        rooms.sort_unstable();
-        rooms
+        self.requests.rooms.routed_at(addr)
     }
 }
 
