@@ -6,6 +6,7 @@ mod arguments;
 mod bell;
 mod driver;
 mod errors;
+mod held;
 mod json;
 mod rank_mapping;
 mod resolver;

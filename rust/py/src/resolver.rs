@@ -17,6 +17,7 @@ use pyo3::types::{PyDict, PyInt};
 
 use crate::bell::Bell;
 use crate::driver::Driver;
+use crate::held::Held;
 use crate::retry::RetryPolicy;
 use crate::shared::{Clock, Shared, State};
 use crate::steps;
@@ -93,7 +94,7 @@ impl Resolver {
         let clock =
             if virtual_time { Clock::Virtual(AtomicU64::new(0)) } else { Clock::Monotonic(Instant::now()) };
         let machine = Machine::new(decode.get().inner().clone(), policy, options, clock.now());
-        let state = State { machine, objects: Vec::new(), held: HashMap::new(), routes: HashMap::new() };
+        let state = State { machine, held: Held::default(), routes: HashMap::new() };
         let shared =
             Shared { state: Mutex::new(state), clock, bell: Bell::new()?, forked: AtomicBool::new(false) };
         Ok(Self { shared: Arc::new(shared) })
@@ -110,10 +111,9 @@ impl Resolver {
         let py = request.py();
         let room = room_of(room)?;
         let preset = dp_rank.map(preset_of).transpose()?;
-        let identity = request.as_ptr().addr();
         let kept = request.clone().unbind();
         let mut state = self.shared.live(py)?;
-        if state.held.contains_key(&identity) {
+        if state.held.find(request.as_unbound()).is_some() {
             drop(state);
             return Err(PyValueError::new_err("request is pending already; discard it first"));
         }
@@ -131,7 +131,7 @@ impl Resolver {
                 }
             }
             Ok(Added::Pending(id)) => {
-                state.keep(id, identity, kept);
+                state.held.keep(id, kept);
                 self.shared.ring_if_needed(&mut state);
                 return Ok(None);
             }
@@ -167,12 +167,12 @@ impl Resolver {
         let py = request.py();
         let object = {
             let mut state = self.shared.lock(py);
-            let Some(id) = state.held.remove(&request.as_ptr().addr()) else {
+            let Some(id) = state.held.find(request.as_unbound()) else {
                 return;
             };
             state.machine.discard(self.shared.clock.now(), id);
             self.shared.ring_if_needed(&mut state);
-            state.let_go(id)
+            state.held.let_go(id)
         };
         drop(object);
     }
@@ -181,8 +181,7 @@ impl Resolver {
         let objects = {
             let mut state = self.shared.lock(py);
             state.machine.discard_all(self.shared.clock.now());
-            state.held = HashMap::new();
-            mem::take(&mut state.objects)
+            state.held.let_all_go()
         };
         drop(objects);
     }
@@ -259,7 +258,7 @@ impl Resolver {
         let Ok(state) = self.shared.state.try_lock() else {
             return Ok(());
         };
-        for (_, object) in state.objects.iter().flatten() {
+        for object in state.held.iter() {
             visit.call(object)?;
         }
         state.routes.values().try_for_each(|route| visit.call(route))
@@ -269,8 +268,7 @@ impl Resolver {
         let Ok(mut state) = self.shared.state.try_lock() else {
             return;
         };
-        state.held = HashMap::new();
-        let dropped = (mem::take(&mut state.objects), mem::take(&mut state.routes));
+        let dropped = (state.held.let_all_go(), mem::take(&mut state.routes));
         drop(state);
         drop(dropped);
     }

@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use crate::bell::Bell;
+use crate::held::Held;
 use crate::steps::{self, Taken};
 
 /// One machine, its time and its bell.
@@ -34,10 +35,8 @@ pub struct Shared {
 pub struct State {
     /// Decides everything.
     pub machine: Machine,
-    /// The objects of the requests that are held, by slot.
-    pub objects: Vec<Option<(RequestId, Py<PyAny>)>>,
-    /// Slots by the identity of their object.
-    pub held: HashMap<usize, RequestId>,
+    /// The objects of the requests that are held.
+    pub held: Held,
     /// Ready-made `Route`s of what the machine has cached.
     pub routes: HashMap<RouteId, Py<PyAny>>,
 }
@@ -102,30 +101,6 @@ impl Shared {
 }
 
 impl State {
-    /// Hold the object of a new request.
-    pub fn keep(&mut self, id: RequestId, identity: usize, object: Py<PyAny>) {
-        let slot = usize::try_from(id.slot).unwrap_or(usize::MAX);
-        if self.objects.len() <= slot {
-            self.objects.resize_with(slot + 1, || None);
-        }
-        if let Some(place) = self.objects.get_mut(slot) {
-            *place = Some((id, object));
-        }
-        self.held.insert(identity, id);
-    }
-
-    /// Give up the object of a request, to be dropped after unlocking.
-    pub fn let_go(&mut self, id: RequestId) -> Option<Py<PyAny>> {
-        let slot = usize::try_from(id.slot).unwrap_or(usize::MAX);
-        let (_, object) = self.objects.get_mut(slot)?.take()?;
-        self.held.remove(&object.as_ptr().addr());
-        if self.held.is_empty() {
-            self.objects = Vec::new();
-            self.held = HashMap::new();
-        }
-        Some(object)
-    }
-
     /// The objects and ready-made routes of a step.
     pub fn take(
         &mut self,
@@ -135,7 +110,7 @@ impl State {
         use disagg_core::pending::Outcome::{Failed, Routed};
         let mut taken = Vec::with_capacity(ended.len());
         for (id, outcome) in ended {
-            let Some(object) = self.let_go(id) else {
+            let Some(object) = self.held.let_go(id) else {
                 continue;
             };
             let made = match &outcome {
