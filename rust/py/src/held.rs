@@ -41,11 +41,26 @@ impl Held {
     pub fn let_go(&mut self, id: RequestId) -> Option<Py<PyAny>> {
         let (_, object) = self.objects.get_mut(index(id.slot))?.take_if(|(held, _)| *held == id)?;
         self.by_identity.remove(identity(&object), id.slot);
-        if self.by_identity.is_empty() {
-            // All is done: memory goes back to its start.
-            self.objects = Vec::new();
-        }
+        self.reset_if_empty();
         Some(object)
+    }
+
+    /// Give up the objects of many requests, to be dropped after unlocking. `ends` go along.
+    pub fn let_many_go<T>(&mut self, ends: Vec<(RequestId, T)>) -> Vec<(RequestId, Py<PyAny>, T)> {
+        let mut gone = Vec::with_capacity(ends.len());
+        // Two loops, each with little between one object and the next, so that the processor waits for the memory of
+        // several at a time.
+        for (id, end) in ends {
+            let place = self.objects.get_mut(index(id.slot));
+            if let Some((_, object)) = place.and_then(|place| place.take_if(|(held, _)| *held == id)) {
+                gone.push((id, object, end));
+            }
+        }
+        for (id, object, _) in &gone {
+            self.by_identity.remove(identity(object), id.slot);
+        }
+        self.reset_if_empty();
+        gone
     }
 
     /// Give up everything, to be dropped after unlocking.
@@ -56,6 +71,13 @@ impl Held {
     /// All objects.
     pub fn iter(&self) -> impl Iterator<Item = &Py<PyAny>> {
         self.objects.iter().flatten().map(|(_, object)| object)
+    }
+
+    fn reset_if_empty(&mut self) {
+        if self.by_identity.is_empty() {
+            // All is done: memory goes back to its start.
+            self.objects = Vec::new();
+        }
     }
 }
 

@@ -108,18 +108,14 @@ impl State {
         ended: Vec<(RequestId, disagg_core::pending::Outcome)>,
     ) -> Vec<Taken> {
         use disagg_core::pending::Outcome::{Failed, Routed};
-        let mut taken = Vec::with_capacity(ended.len());
-        for (id, outcome) in ended {
-            let Some(object) = self.held.let_go(id) else {
-                continue;
-            };
+        let taken = self.held.let_many_go(ended).into_iter().map(|(_, object, outcome)| {
             let made = match &outcome {
                 Routed(route) => self.routes.get(&route.id).map(|made| made.clone_ref(py)),
                 Failed(_) => None,
             };
-            taken.push(Taken { object, outcome, made });
-        }
-        taken
+            Taken { object, outcome, made }
+        });
+        taken.collect()
     }
 
     /// The objects of routes that are not given out any more, to be dropped after unlocking.

@@ -35,7 +35,7 @@ pub fn empty(py: Python<'_>) -> PyResult<Py<PyAny>> {
 pub fn to_python(py: Python<'_>, shared: &Shared, step: Step, taken: Vec<Taken>) -> PyResult<Py<PyAny>> {
     let mut routes: HashMap<RouteId, Py<PyAny>> = HashMap::new();
     let mut failures: HashMap<*const Failure, Py<PyAny>> = HashMap::new();
-    let (mut resolved, mut failed) = (Vec::new(), Vec::new());
+    let (mut resolved, mut failed) = (Vec::with_capacity(taken.len()), Vec::new());
     for Taken { object, outcome, made } in taken {
         match outcome {
             Outcome::Routed(route) => {

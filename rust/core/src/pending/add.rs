@@ -6,6 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::peer::{GroupState, Peer, PeerState};
+use super::requests::Ended;
 use super::rooms::RoomOwner;
 use super::route::{Route, Step};
 use super::slots::{Outcome, Stage};
@@ -83,27 +84,19 @@ impl Machine {
             return Step::default();
         }
         self.last_step += 1;
-        let mut ended: Vec<(u64, RequestId, Outcome)> = Vec::new();
-        while let Some(at) = self.requests.decided.first()
-            && ended.len() < limit
-        {
-            let slot = self.requests.slots.at(at);
-            let (seq, room, id) = (slot.seq, slot.room, RequestId { slot: at, generation: slot.generation });
-            let Stage::Decided(outcome) = self.requests.take_decided(at) else {
-                unreachable!("the list holds only decided requests")
-            };
-            if let Outcome::Routed(route) = &outcome
-                && self.options.track_rooms
-            {
-                self.requests.rooms.track(room, &route.addr);
+        let mut ended = self.requests.take_decided(limit);
+        if self.options.track_rooms {
+            for Ended { room, outcome, .. } in &ended {
+                if let Outcome::Routed(route) = outcome {
+                    self.requests.rooms.track(*room, &route.addr);
+                }
             }
-            ended.push((seq, id, outcome));
         }
         // Mostly in order already, which this sort recognises.
-        ended.sort_by_key(|&(seq, ..)| seq);
+        ended.sort_by_key(|ended| ended.seq);
         Step {
             seq: self.last_step,
-            ended: ended.into_iter().map(|(_, id, outcome)| (id, outcome)).collect(),
+            ended: ended.into_iter().map(|Ended { id, outcome, .. }| (id, outcome)).collect(),
             events: core::mem::take(&mut self.events),
             more: !self.requests.decided.is_empty(),
         }
@@ -116,7 +109,7 @@ impl Machine {
             return;
         };
         if matches!(slot.stage, Stage::Decided(_)) {
-            self.requests.take_decided(id.slot);
+            self.requests.drop_decided(id.slot);
         } else {
             let at = slot.peer;
             self.requests.withdraw(self.peers.at_mut(at), id.slot);
@@ -127,9 +120,7 @@ impl Machine {
     /// Forget every request.
     pub fn discard_all(&mut self, now: Tick) {
         self.advance_to(now);
-        while let Some(at) = self.requests.decided.first() {
-            self.requests.take_decided(at);
-        }
+        self.requests.take_decided(usize::MAX);
         while let Some(at) = self.requests.ages.first() {
             let peer = self.requests.slots.at(at).peer;
             self.requests.withdraw(self.peers.at_mut(peer), at);

@@ -178,7 +178,7 @@ impl Machine {
             need_info: count(requests.ages.len() - asking - endpoints),
             need_dp_rank: count(asking),
             need_endpoints: count(endpoints),
-            decided: count(decided),
+            decided,
             peers,
             rooms: requests.rooms.len(),
             tombstones: self.tombstones.len(),

@@ -3,6 +3,7 @@
 mod add;
 mod attempts;
 mod deadlines;
+mod decided;
 mod dp_rank;
 mod driver;
 mod endpoints;

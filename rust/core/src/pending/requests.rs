@@ -2,11 +2,21 @@
 
 use alloc::vec::Vec;
 
+use super::decided::Decided;
 use super::peer::{Peer, PeerState};
 use super::rooms::Rooms;
-use super::slots::{Ask, Link, List, Outcome, Slots, Stage};
+use super::slots::{Ask, Link, List, Outcome, Slot, Slots, Stage};
 use crate::ids::{RequestId, Room};
 use crate::time::Tick;
+
+/// A request that a poll takes.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub seq: u64,
+    pub id: RequestId,
+    pub room: Room,
+    pub outcome: Outcome,
+}
 
 /// All requests, with the lists over all peers.
 #[derive(Debug)]
@@ -19,8 +29,7 @@ pub(super) struct Requests {
     pub need_dp_rank: List,
     /// Those in `NeedEndpoints` in order of entry.
     pub need_endpoints: List,
-    /// Those whose end waits for a poll, in order of decision.
-    pub decided: List,
+    pub decided: Decided,
     last_seq: u64,
 }
 
@@ -32,7 +41,7 @@ impl Requests {
             ages: List::EMPTY,
             need_dp_rank: List::EMPTY,
             need_endpoints: List::EMPTY,
-            decided: List::EMPTY,
+            decided: Decided::default(),
             last_seq: 0,
         }
     }
@@ -89,7 +98,7 @@ impl Requests {
     /// End a request that is in no list.
     pub fn decide_unlinked(&mut self, at: u32, outcome: Outcome) {
         self.slots.at_mut(at).stage = Stage::Decided(outcome);
-        self.slots.push_back(&mut self.decided, Link::Stage, at);
+        self.decided.push(self.slots.id(at));
     }
 
     /// Take an undecided request out of everything, without an end.
@@ -100,10 +109,38 @@ impl Requests {
         self.release(at);
     }
 
-    /// Take a decided request out of its list: it was told, or is discarded.
-    pub fn take_decided(&mut self, at: u32) -> Stage {
-        self.slots.unlink(&mut self.decided, Link::Stage, at);
-        self.release(at)
+    /// Take up to `limit` decided requests, in order of decision.
+    pub fn take_decided(&mut self, limit: usize) -> Vec<Ended> {
+        let most = limit.min(self.decided.len());
+        let (mut ended, mut rooms) = (Vec::with_capacity(most), Vec::with_capacity(most));
+        // Loops with little between one request and the next, so that the processor waits for the memory of several
+        // at a time.
+        while ended.len() < most
+            && let Some(id) = self.decided.pop(&self.slots)
+        {
+            let &Slot { seq, room, owns_room, .. } = self.slots.at(id.slot);
+            ended.push((seq, room, id));
+            if owns_room {
+                rooms.push((room, id.slot));
+            }
+        }
+        let ended = ended.into_iter().map(|(seq, room, id)| {
+            let Stage::Decided(outcome) = self.slots.release(id.slot) else {
+                unreachable!("the queue holds only decided requests")
+            };
+            Ended { seq, id, room, outcome }
+        });
+        let ended = ended.collect();
+        for (room, at) in rooms {
+            self.rooms.give_back(room, at);
+        }
+        ended
+    }
+
+    /// A decided request was discarded.
+    pub fn drop_decided(&mut self, at: u32) {
+        self.release(at);
+        self.decided.discarded(&self.slots);
     }
 
     /// The undecided requests of a peer in order of arrival.
@@ -120,8 +157,9 @@ impl Requests {
     }
 
     fn release(&mut self, at: u32) -> Stage {
-        if self.slots.at(at).owns_room {
-            self.rooms.give_back(&self.slots, at);
+        let &Slot { owns_room, room, .. } = self.slots.at(at);
+        if owns_room {
+            self.rooms.give_back(room, at);
         }
         self.slots.release(at)
     }

@@ -46,9 +46,9 @@ impl Rooms {
         self.pending.insert(slots.at(at).room.number(), at);
     }
 
-    /// The request in a slot has its room no more.
-    pub fn give_back(&mut self, slots: &Slots, at: u32) {
-        self.pending.remove(slots.at(at).room.number(), at);
+    /// The request that was in a slot has its room no more.
+    pub fn give_back(&mut self, room: Room, at: u32) {
+        self.pending.remove(room.number(), at);
     }
 
     /// A routed request has a room until it is released.

@@ -16,7 +16,7 @@ use crate::time::Tick;
 pub(super) enum Link {
     /// Undecided requests of everybody in order of arrival, for the request timeout.
     Age,
-    /// Requests of everybody in one stage in order of entry, for the stage's deadline; the decided ones.
+    /// Requests of everybody in one stage in order of entry, for the stage's deadline.
     Stage,
     /// Requests of one peer that wait for the same thing.
     Peer,
@@ -172,6 +172,10 @@ impl Slots {
             unreachable!("lists hold only slots that exist")
         };
         slot
+    }
+
+    pub fn id(&self, at: u32) -> RequestId {
+        RequestId { slot: at, generation: self.at(at).generation }
     }
 
     /// The slot of a request that is still held.
