@@ -57,3 +57,53 @@ impl Decided {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::ids::Room;
+    use crate::time::Tick;
+
+    fn decide(decided: &mut Decided, slots: &mut Slots) -> RequestId {
+        let Some(room) = Room::new(1) else { unreachable!() };
+        let id = slots.insert(room, 0, Tick::ZERO, None);
+        decided.push(id);
+        id
+    }
+
+    fn discard(decided: &mut Decided, slots: &mut Slots, id: RequestId) {
+        slots.release(id.slot);
+        decided.discarded(slots);
+    }
+
+    #[test]
+    fn discarded_ones_do_not_come_out_even_when_their_slot_is_used_again() {
+        let (mut decided, mut slots) = (Decided::default(), Slots::default());
+        let ids: Vec<RequestId> = (0..3).map(|_| decide(&mut decided, &mut slots)).collect();
+        discard(&mut decided, &mut slots, ids[1]);
+        let again = decide(&mut decided, &mut slots);
+        assert_eq!(again.slot, ids[1].slot);
+        let mut out = Vec::new();
+        while let Some(id) = decided.pop(&slots) {
+            slots.release(id.slot);
+            out.push(id);
+        }
+        assert_eq!(out, [ids[0], ids[2], again]);
+        assert!(decided.is_empty());
+    }
+
+    #[test]
+    fn discarded_ones_do_not_pile_up() {
+        let (mut decided, mut slots) = (Decided::default(), Slots::default());
+        let kept = decide(&mut decided, &mut slots);
+        for _ in 0..10_000 {
+            let id = decide(&mut decided, &mut slots);
+            discard(&mut decided, &mut slots, id);
+            assert!(decided.queue.len() <= 66);
+        }
+        assert_eq!((decided.len(), decided.pop(&slots)), (1, Some(kept)));
+        assert_eq!(decided.queue.capacity(), 0);
+    }
+}
