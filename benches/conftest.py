@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ def scale(request) -> float:
 def sglang(shared) -> SimpleNamespace:  # noqa: F811  (the fixture above)
     """SGLang 0.5.23's shipped control-plane modules, in this process once: both sides are measured in one run.
 
-    Nothing but `sglang` stays importable: the loader's finder would go on and answer `import torch` for everybody.
+    Its loader answers imports of what is not installed until the process ends: its queue imports lazily.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -36,13 +37,19 @@ def sglang(shared) -> SimpleNamespace:  # noqa: F811  (the fixture above)
         site = sglang_wheel.site("0.5.23")
     except sglang_wheel.WheelUnavailable as why:
         pytest.skip(str(why))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "meta_path", list(sys.meta_path))
-        patch.syspath_prepend(shared / "tools")
-        from real_sglang import load
+    return tool(shared, "real_sglang").load(site)
 
-        loaded = load(site)
-    for name in loaded.stood_in:
-        if name.partition(".")[0] != "sglang":
-            sys.modules.pop(name, None)
-    return loaded
+
+@pytest.fixture(scope="session")
+def rig(sglang, shared):  # noqa: F811
+    """What makes managers and queues of that SGLang; its configuration is process-wide, so there is one."""
+    return tool(shared, "sglang_rig").Rig(sglang)
+
+
+def tool(shared, name):  # noqa: F811
+    """A module of shared/tools."""
+    sys.path.insert(0, str(shared / "tools"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)

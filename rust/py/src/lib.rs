@@ -17,6 +17,7 @@ mod shared;
 mod steps;
 mod topology;
 mod wire;
+mod yardstick;
 
 #[pymodule]
 mod _core {
@@ -40,6 +41,8 @@ mod _core {
     use super::topology::{DecodeRank, PrefillInfo};
     #[pymodule_export]
     use super::wire::{canonical_address, parse_dp_ranks};
+    #[pymodule_export]
+    use super::yardstick::EmptyAdd;
 
     /// The failure kinds with their HTTP statuses, and the version.
     #[pymodule_init]
