@@ -39,6 +39,9 @@ impl SlotTable {
     /// The slot of `key`, of which `has_key` tells whether a slot has it.
     #[must_use]
     pub fn find(&self, key: u64, has_key: impl Fn(u32) -> bool) -> Option<u32> {
+        if self.slots.is_empty() {
+            return None;
+        }
         self.slots.find(spread(self.hash(key)), |&slot| has_key(slot)).copied()
     }
 

@@ -41,10 +41,9 @@ mod _core {
     use super::topology::{DecodeRank, PrefillInfo};
     #[pymodule_export]
     use super::wire::{canonical_address, parse_dp_ranks};
-    #[pymodule_export]
     use super::yardstick::EmptyAdd;
 
-    /// The failure kinds with their HTTP statuses, and the version.
+    /// The failure kinds with their HTTP statuses, the version, and the benches' yardstick.
     #[pymodule_init]
     fn constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let kinds = PyDict::new(module.py());
@@ -52,6 +51,8 @@ mod _core {
             kinds.set_item(kind.as_str(), kind.http_status())?;
         }
         module.add("FAILURE_KINDS", kinds)?;
+        // Not by `add`, which would put it into `__all__`.
+        module.setattr("_EmptyAdd", module.py().get_type::<EmptyAdd>())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -111,27 +111,24 @@ impl Resolver {
         let py = request.py();
         let room = room_of(room)?;
         let preset = dp_rank.map(preset_of).transpose()?;
-        let kept = request.clone().unbind();
         let mut state = self.shared.live(py)?;
         if state.held.find(request.as_unbound()).is_some() {
             drop(state);
             return Err(PyValueError::new_err("request is pending already; discard it first"));
         }
-        let found = match state.machine.add(self.shared.clock.now(), addr, room, preset) {
+        let State { machine, routes, .. } = &mut *state;
+        let found = match machine.add(self.shared.clock.now(), addr, room, preset) {
             Err(AddError::Addr(error)) => {
                 drop(state);
                 return Err(PyValueError::new_err(format!("address {addr:?}: {error}")));
             }
             Ok(Added::Fake(route)) => Found::ToMake(route),
-            Ok(Added::Routed(route)) => {
-                let route = Arc::clone(route);
-                match state.routes.get(&route.id) {
-                    Some(made) => Found::Ready(made.clone_ref(py)),
-                    None => Found::ToMake(route),
-                }
-            }
+            Ok(Added::Routed(route)) => match routes.get(&route.id) {
+                Some(made) => Found::Ready(made.clone_ref(py)),
+                None => Found::ToMake(Arc::clone(route)),
+            },
             Ok(Added::Pending(id)) => {
-                state.held.keep(id, kept);
+                state.held.keep(id, request.clone().unbind());
                 self.shared.ring_if_needed(&mut state);
                 return Ok(None);
             }
