@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -158,7 +159,8 @@ def run(
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except BaseException as stopped:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself in the meantime
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         if isinstance(stopped, subprocess.TimeoutExpired):
             raise Broken(f"{' '.join(command[:4])} ... took more than {timeout_s} s") from stopped

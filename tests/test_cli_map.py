@@ -204,6 +204,41 @@ def test_json_has_every_rank_as_the_library_maps_it(map_engines):
         )
         assert (shown["role"], shown["decode_pp_rank"]) == (served.role, served.decode_pp_rank)
         assert shown["required_dst_info_num"] == served.required_dst_info_num
+        readers = served.decode_tp_ranks
+        assert shown["decode_tp_ranks"] == ([readers[0], readers[-1]] if readers else [])
+
+
+@pytest.mark.parametrize(
+    ("side", "spec", "field", "value"),
+    [
+        ("decode", "all_cp=yes", "all_cp_ranks", True),
+        ("decode", "kv_heads=8", "num_kv_heads", 8),
+        ("decode", "dcp=1", "dcp_size", 1),
+        ("decode", "equal_tp=on", "requires_equal_tp", True),
+        ("decode", "strict_dtype=true", "strict_dtype", True),
+        ("decode", "dp=3", "dp_size", 3),
+        ("decode", "pp=1", "pp_size", 1),
+        ("decode", "cp=1", "attn_cp_size", 1),
+        ("decode", "page_size=32", "page_size", 32),
+        ("decode", "dtype=bf16", "kv_cache_dtype", "bf16"),
+        ("decode", "layout=hnd", "kv_layout", "hnd"),
+        ("decode", "policy=early", "decode_allocation_policy", "early"),
+        ("prefill", "layer_split=yes", "enable_dsa_cache_layer_split", True),
+        ("prefill", "sharding=yes", "enable_kv_cache_sharding", True),
+        ("prefill", "follow_room=no", "follow_bootstrap_room", False),
+        ("prefill", "dynamic_dp=yes", "dynamic_dp_size", True),
+        ("prefill", "dp=3", "dp_size", 3),
+        ("prefill", "cp=2", "attn_cp_size", 2),
+        ("prefill", "pp=2", "pp_size", 2),
+        ("prefill", "layout=hnd", "kv_layout", "hnd"),
+    ],
+)
+def test_each_key_sets_its_field(map_engines, side, spec, field, value):
+    specs = {"decode": "tp=1", "prefill": "tp=1"}
+    bare = described(map_engines, "--decode", "tp=1", "--prefill", "tp=1")[side]
+    specs[side] += f",{spec}"
+    set_to = described(map_engines, "--decode", specs["decode"], "--prefill", specs["prefill"])[side]
+    assert set_to == bare | {field: value}
 
 
 def test_json_of_one_rank_has_what_it_concerns(map_engines):
@@ -243,8 +278,20 @@ def test_the_drawing_has_a_cell_for_each_rank_and_a_line_for_each_contact(map_en
     lines = list(elements(path, "line"))
     assert len(lines) == 8
     assert sum(line.get("class") == "dummy" for line in lines) == 6
+    assert {float(line.get("y1")) for line in lines} == {150 + 44.0, 150 + 132.0}  # the middles of two rows of 88
+    assert [float(line.get("y2")) for line in lines] == [150 + 22 * (tp + 0.5) for tp in range(8)]
+    fills = {
+        rect.find("{*}title").text: rect.get("fill")
+        for rect in elements(path, "rect")
+        if rect.find("{*}title") is not None
+    }
+    colours = {
+        role: {fill for text, fill in fills.items() if f": {role}" in text} for role in ("real", "dummy", "idle")
+    }
+    assert all(len(fill) == 1 for fill in colours.values())
+    assert len(set.union(*colours.values())) == 3
     assert map_engines(*arguments, "--rank", "1")[0] == 0
-    assert len(list(elements(path, "line"))) == 4
+    assert [float(line.get("y1")) for line in elements(path, "line")] == [150 + 132.0] * 4
 
 
 def test_the_drawing_of_very_many_lines_is_one_band(map_engines, tmp_path):
@@ -275,6 +322,11 @@ def test_no_drawing_of_engines_that_do_not_fit(map_engines, tmp_path):
         (("tp=0", "tp=1"), "--decode attn_tp_size 0: must be from 1 to 65535"),
         (("tp=1", "tp=99999"), "--prefill attn_tp_size 99999: must be from 1 to 65535"),
         (("tp=1", "tp=1,cp=512,pp=512"), "--prefill dp x cp x tp x pp is 262144: must be at most 65536"),
+        (("tp=4096,dp=4096", "tp=1"), "--decode dp x cp x tp x pp is 16777216: must be at most 65536"),
+        (("tp=1,dtype=\udcff", "tp=1"), "\\udcff': must be UTF-8"),
+        (("\x1b[2J\nx=4", "tp=1"), "--decode \\x1b[2J\\x0ax: no such key; "),
+        (("tp=1", "http://h:1?a=b"), "--prefill http://h:1?a=b: address has a path or user part"),
+        (("tp=1", "tp=1", "--svg", "{tmp}/" + "x" * 300), "x: file name too long"),
         (("tp=1,dp=0", "tp=1"), "--decode dp=0: must be from 1 to 65535"),
         (("tp=1,tp=2", "tp=1"), "--decode tp: given twice"),
         (("tp=1,pp=", "tp=1"), "--decode pp: has no value; give pp=VALUE"),
@@ -387,9 +439,55 @@ class TestLiveRegistry:
         assert "prefill dp 4 x cp 1 x tp 2 x pp 1" in out
         assert "room 7 is at dp rank 3 (room modulo dp size 4)" in out
 
+    @pytest.mark.parametrize(
+        ("reply", "why"),
+        [
+            (response(body=b'{"5": -1}'), "a bad answer to the dp-rank query: 5 -1: must be"),
+            (response(body=b"[]"), "a bad answer to the dp-rank query: body []: must be a json object"),
+            (response(body=b'{"5": 4}'), "the registry says 4, which is not below dp size 4"),
+            (response("503 Busy", b""), "the registry answered 503 to the dp-rank query"),
+            (b"SSH-2.0\r\n", "no answer to the dp-rank query: "),
+        ],
+    )
+    def test_a_bad_answer_about_the_room_does_not_withhold_the_map(self, map_engines, host, reply, why):
+        asks = TOPOLOGY.replace(b'"dp_size":1', b'"dp_size":4').replace(b'room":true', b'room":false')
+
+        async def registry(connection):
+            while request := await connection.request():
+                await connection.send(reply if request[0].startswith(b"POST") else response(body=asks))
+
+        status, out, err = map_engines("--decode", "tp=4", "--prefill", host.peer(registry).addr, "--room", "5")
+        assert (status, err) == (0, "")
+        assert f"room 5: dp rank not known ({why}" in " ".join(out.split())
+        assert "what each prefill rank of one dp group serves" in out
+
     def test_nothing_is_left_running(self, map_engines):
         before, open_files = threading.active_count(), os.listdir("/proc/self/fd")
         map_engines("--decode", "tp=8", "--prefill", "127.0.0.1:1")
         gc.collect()
         assert threading.active_count() == before
         assert len(os.listdir("/proc/self/fd")) == len(open_files)
+
+
+@pytest.mark.parametrize("output", [(), ("--json",)])
+def test_output_that_cannot_be_written_is_one_line(output):
+    command = [sys.executable, "-m", "disagg.cli", "map", "--decode", "tp=4", "--prefill", "tp=4", *output]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "disagg: the output could not be written: no space left on device\n",
+    )
+
+
+def test_a_reader_that_has_gone_and_a_terminal_without_letters_are_no_tracebacks():
+    command = [sys.executable, "-m", "disagg.cli", "map", "--decode", "tp=4,dtype=\xe9", "--prefill", "tp=4,dtype=\xfc"]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    ended = subprocess.run(command, capture_output=True, env=ascii_only, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (1, b"")
+    assert b"\\xe9 here, \\xfc at the prefill" in ended.stdout
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, b"")

@@ -45,7 +45,21 @@ def test_a_page_size_concerns_one_peer_and_names_both_values():
     assert differences({"page_size": 64}, {"page_size": 32}) == fatal("page_size", 64, 32)
 
 
-@given(st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: name != "hnd"))
+hidden = "\x1b\n\x7f\x85\xad\u061c\u180e\u200b\u200f\u2028\u202e\u2060\u2069\u206f\ufeff\ufff9\U000e0041"
+
+
+def test_every_character_that_hides_or_moves_text_is_escaped():
+    for char in hidden:
+        (reason,) = disagg.compatibility(decode(kv_layout="hnd"), prefill(kv_layout=f"a{char}b"))
+        assert f"a\\x{ord(char):02x}b at" in reason.text
+        assert printable(char) == f"\\x{ord(char):02x}"
+
+
+@given(
+    st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from(hidden)), min_size=1).filter(
+        lambda name: name != "hnd"
+    )
+)
 def test_words_of_a_peer_cannot_break_out_of_a_reason(name):
     """The value is what the peer sent; the text is fit for a terminal, the same in core and reference."""
     ours, theirs = decode(kv_layout="hnd"), prefill(kv_layout=name)

@@ -17,10 +17,20 @@ def check_writable(option: str, path: Path) -> None:
 
     Raises UsageError naming the option, the path and what is wrong with it.
     """
+    try:
+        problem = _problem(path)
+    except OSError as error:  # a name that is too long, for one
+        problem = (error.strerror or str(error)).lower()
+    if problem is not None:
+        raise UsageError(f"{option} {path}: {problem}")
+
+
+def _problem(path: Path) -> str | None:
     folder = path.parent
     if path.is_dir():
-        raise UsageError(f"{option} {path}: is a folder")
+        return "is a folder"
     if not folder.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {folder}")
+        return f"there is no folder {folder}"
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise UsageError(f"{option} {path}: not writable")
+        return "not writable"
+    return None

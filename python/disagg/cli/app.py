@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -67,9 +68,13 @@ def disagg_command(
 
 def run(arguments: list[str]) -> int:
     """Run the command line; returns its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal's encoding may lack what an option or a peer said
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = _app(arguments)(arguments, prog_name="disagg", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
     except _UsageProblem as problem:
         return _refuse(arguments, problem)
     except typer.Exit as end:
@@ -78,9 +83,17 @@ def run(arguments: list[str]) -> int:
         return 130
     except BrokenPipeError:
         # Whoever read our output has gone; nothing more can be said to them, not at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return 1
+    except OSError as error:  # the commands name the files that they write: this is the output
+        _give_up_output()
+        print(f"disagg: the output could not be written: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        return 2
     return status if isinstance(status, int) else 0
+
+
+def _give_up_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(arguments: list[str], problem: Exception) -> int:

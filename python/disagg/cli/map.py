@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from disagg.errors import PeerUnreachable, ProtocolError
+from disagg.printable import printable
 from disagg.rank_tables.pair import Pair
 from disagg.rank_tables.room import RoomRank, check_room, rank_by_rule
 from disagg.rank_tables.specs import DECODE_KEYS, PREFILL_KEYS, parse_decode, parse_prefill
@@ -114,7 +115,7 @@ def _show(wanted: _Wanted) -> int:
         check_room(wanted.room)
     if wanted.svg is not None:
         check_writable("--svg", wanted.svg)
-    if "=" in wanted.prefill:
+    if "=" in wanted.prefill and "://" not in wanted.prefill:
         info = parse_prefill(wanted.prefill)
         prefill = _Prefill(info, None, None if wanted.room is None else _by_rule(wanted.room, info))
     else:
@@ -128,6 +129,10 @@ def _show(wanted: _Wanted) -> int:
             return _complain(f"{wanted.prefill} answered with a bad topology: {error}", 1)
     # A layout of speculative decoding cannot be given here, and what is not given is not compared.
     pair = Pair(decode.with_fields(spec_layout=prefill.info.spec_layout), prefill.info)
+    if wanted.svg is not None and pair.fits:
+        from disagg.rank_tables.drawing import check_size  # noqa: PLC0415
+
+        check_size(pair)
     _print(pair, prefill, wanted)
     if not pair.fits:
         return 1 if wanted.svg is None else _complain(f"--svg {wanted.svg}: not written, the engines do not fit", 1)
@@ -176,5 +181,5 @@ def _draw(pair: Pair, path: Path, rank: int | None) -> None:
 
 
 def _complain(text: str, status: int) -> int:
-    print(f"disagg map: {text}", file=sys.stderr)
+    print(f"disagg map: {printable(text)}", file=sys.stderr)
     return status

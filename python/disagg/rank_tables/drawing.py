@@ -14,14 +14,13 @@ from disagg.rank_tables.pair import Pair
 from disagg.rank_tables.text import engines
 from disagg.usage import UsageError
 
-__all__ = ["draw"]
+__all__ = ["check_size", "draw"]
 
 MARGIN, HEAD, GAP, LABELS = 24.0, 150.0, 280.0, 44.0
 ROW, CELL = 22.0, 30.0  # the largest cell, in pixels
 MAX_HEIGHT, MAX_GRID_WIDTH = 1600.0, 640.0
 LEGIBLE = 9.0  # a label needs that much
 MAX_ROWS, MAX_COLUMNS = 2048, 512
-MAX_CELLS = 65_536
 MAX_LINES = 4096
 COLOURS = {"real": "#2f6fb0", "dummy": "#c9b458", "idle": "#ffffff", "decode": "#4b9a6a"}
 STYLE = (
@@ -70,11 +69,11 @@ class Grid:
 def draw(pair: Pair, *, rank: int | None = None) -> str:
     """Return the SVG document; with `rank`, only the lines of that engine rank.
 
-    Raises UsageError when the engines are too large to draw.
+    Raises what `check_size` raises.
     """
+    check_size(pair)
     local, remote = pair.decode.tp_size, pair.prefill.attn_tp_size
     columns = pair.prefill.attn_cp_size * pair.prefill.pp_size
-    _check_size(pair, columns)
     height = min(MAX_HEIGHT, ROW * max(local, remote))
     ours = Grid(MARGIN + LABELS, HEAD, local, pair.decode.pp_size, height)
     theirs = Grid(ours.right + GAP, HEAD, remote, columns, height)
@@ -94,11 +93,13 @@ def draw(pair: Pair, *, rank: int | None = None) -> str:
     return "\n".join(body) + "\n"
 
 
-def _check_size(pair: Pair, columns: int) -> None:
+def check_size(pair: Pair) -> None:
+    """Raise UsageError when the engines are too large to draw."""
     rows = max(pair.decode.tp_size, pair.prefill.attn_tp_size)
     if rows > MAX_ROWS:
         raise UsageError(f"--svg: tp {rows} is too large to draw, at most {MAX_ROWS}; --json has every rank")
-    if max(columns, pair.decode.pp_size) > MAX_COLUMNS or columns * pair.prefill.attn_tp_size > MAX_CELLS:
+    columns = pair.prefill.attn_cp_size * pair.prefill.pp_size
+    if columns > MAX_COLUMNS:
         raise UsageError(
             f"--svg: cp x pp of {columns} is too large to draw, at most {MAX_COLUMNS}; --json has every rank"
         )

@@ -67,22 +67,24 @@ def ask_topology(asker: Asker, addr: str) -> Topology:
 
 
 def ask_room(asker: Asker, addr: str, room: int, topology: Topology) -> RoomRank:
-    """The dp rank of a room, by the engine's rule or by a question; not known is an answer, too.
-
-    Raises PeerUnreachable, ProtocolError.
-    """
+    """The dp rank of a room, by the engine's rule or by a question; that it is not known, and why, is an answer too."""
     known = rank_by_rule(room, topology.info, always=topology.is_old)
     if known is not None:
         return known
-    status, body = _ask(asker, addr, "/query_dp_ranks", json.dumps({"bootstrap_rooms": [room]}).encode())
+    try:
+        status, body = _ask(asker, addr, "/query_dp_ranks", json.dumps({"bootstrap_rooms": [room]}).encode())
+        rank = parse_dp_ranks(body).get(room) if status == OK else None
+    except PeerUnreachable as error:
+        return RoomRank(room, None, f"no answer to the dp-rank query: {error.reason}")
+    except ProtocolError as error:
+        return RoomRank(room, None, f"a bad answer to the dp-rank query: {error}")
     if status != OK:
         return RoomRank(room, None, f"the registry answered {status} to the dp-rank query")
-    rank = parse_dp_ranks(body).get(room)
     if rank is None:
         return RoomRank(room, None, "the registry does not know it yet")
-    if rank >= topology.info.dp_size:
-        return RoomRank(room, None, f"the registry says {rank}, which is not below dp size {topology.info.dp_size}")
-    return RoomRank(room, rank, "the registry's answer")
+    size = topology.info.dp_size
+    why = "the registry's answer" if rank < size else f"the registry says {rank}, which is not below dp size {size}"
+    return RoomRank(room, rank if rank < size else None, why)
 
 
 def _ask(asker: Asker, addr: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:

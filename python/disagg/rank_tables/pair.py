@@ -48,6 +48,11 @@ class DecodeEngine:
         return self.first.pp_size
 
     @property
+    def rank_count(self) -> int:
+        """Ranks of all dp groups."""
+        return self.dp_size * self.first.attn_cp_size * self.tp_size * self.pp_size
+
+    @property
     def engine_tp_size(self) -> int:
         """TP ranks of all dp groups."""
         return self.tp_size * self.dp_size

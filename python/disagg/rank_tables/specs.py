@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from disagg._core import PrefillInfo
+from disagg.printable import printable
 from disagg.rank_tables.pair import DecodeEngine
 from disagg.usage import UsageError
 
@@ -24,8 +25,8 @@ def parse_decode(text: str, kv: str) -> DecodeEngine:
     if kv not in KV_KINDS:
         raise UsageError(f"--kv {kv}: must be one of {', '.join(KV_KINDS)}")
     fields = _fields("--decode", text, DECODE_KEYS)
-    groups = fields.pop("dp_size", 1)
-    if isinstance(groups, bool) or not isinstance(groups, int) or not 1 <= groups <= MAX_GROUPS:
+    groups = int(fields.pop("dp_size", 1))
+    if not 1 <= groups <= MAX_GROUPS:
         raise UsageError(f"--decode dp={groups}: must be from 1 to {MAX_GROUPS}")
     stated = {"page_size": None, "kv_cache_dtype": None, "engine_rank": 0, "kv": kv} | fields
     engine = DecodeEngine(fields=stated, dp_size=groups)
@@ -33,6 +34,8 @@ def parse_decode(text: str, kv: str) -> DecodeEngine:
         engine.rank(0, 0)
     except ValueError as error:
         raise UsageError(f"--decode {error}") from None
+    if engine.rank_count > MAX_RANKS:
+        raise UsageError(f"--decode dp x cp x tp x pp is {engine.rank_count}: must be at most {MAX_RANKS}")
     return engine
 
 
@@ -51,6 +54,8 @@ def parse_prefill(text: str) -> PrefillInfo:
 
 def _fields(option: str, text: str, keys: Mapping[str, tuple[str, Reader]]) -> dict[str, Value]:
     fields: dict[str, Value] = {}
+    if any(0xD800 <= ord(char) < 0xE000 for char in text):
+        raise UsageError(f"{option} {printable(ascii(text))}: must be UTF-8")
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (side.strip() for side in part.partition("="))
         field, reader = keys.get(key.replace("-", "_"), (None, None))
@@ -86,6 +91,7 @@ def _switch(text: str) -> bool:
 
 
 MAX_GROUPS = 65_535
+MAX_RANKS = 65_536  # of one engine, as for a prefill
 MAX_DIGITS = 18  # more than any size has; `int` of a very long text is slow
 
 # key: (field of DecodeRank or PrefillInfo, reader)
