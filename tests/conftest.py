@@ -59,3 +59,17 @@ def host():
 
     with HostileHost() as host:
         yield host
+
+
+@pytest.fixture
+def map_engines(capfd):
+    """Run `disagg map` in this process; returns (status, stdout, stderr)."""
+
+    from disagg.cli.app import run
+
+    def call(*arguments):
+        status = run(["map", *map(str, arguments)])
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return call

@@ -1,22 +1,16 @@
-"""`disagg map`: tables that agree with the library, reasons, refusals, live registries."""
+"""`disagg map` of engines given by hand: tables and JSON that agree with the library, reasons, refusals."""
 
-import gc
-import json
 import os
 import re
 import subprocess
 import sys
-import threading
-import xml.etree.ElementTree as ET
 
 import pytest
 
 import disagg
-from disagg.cli.app import run
 from disagg.rank_tables.pair import DecodeEngine, Pair
 from disagg.rank_tables.text import WIDTH, render
-from hostile import TOPOLOGY, answers, response, silent
-from registry_client import register, send
+from map_command import described
 
 EXAMPLE = ("--decode", "tp=8,pp=1", "--prefill", "tp=4,pp=2,dp=2", "--kv", "mla")
 EXAMPLE_TEXT = """\
@@ -53,24 +47,6 @@ prefill tp  cp  pp  role  -> decode tp  pp  waits for
 3           0   0   real  6-7           0           2
 3           0   1   real  6-7           0           2
 """
-
-
-@pytest.fixture
-def map_engines(capfd):
-    """Run `disagg map` in this process; returns (status, stdout, stderr)."""
-
-    def call(*arguments):
-        status = run(["map", *map(str, arguments)])
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return call
-
-
-def described(map_engines, *arguments, status=0):
-    ended, out, err = map_engines(*arguments, "--json")
-    assert (ended, err) == (status, "")
-    return json.loads(out)
 
 
 def test_the_table_shows_both_directions_and_the_room():
@@ -152,6 +128,39 @@ def test_large_engines_are_summarised_unless_full(map_engines):
     for rank in (0, 500, 1023):
         assert [str(rank), "0", str(rank // 2), "-", "0", "0", "1", "2"] in rows
     assert sum(row[3:4] == ["real"] for row in rows) == 512
+
+
+SUMMARY = """\
+decode tp i reads prefill tp 4i and contacts 4i+1 to 4i+3 as dummies: they wait
+  for it, too
+of cp 0 to 3 only cp 0 is read, the others are idle
+each decode stage reads the prefill stage of its own number
+"""
+SUMMARY_ROWS = """\
+prefill tp  cp   pp   role   -> decode tp  pp    waits for
+----------  ---  ---  -----  ------------  ----  ---------
+0           0    0-1  real   0             same          1
+1-3         0    0-1  dummy  0             same          1
+4           0    0-1  real   1             same          1
+5-7         0    0-1  dummy  1             same          1
+8           0    0-1  real   2             same          1
+9-11        0    0-1  dummy  2             same          1
+12          0    0-1  real   3             same          1
+13-15       0    0-1  dummy  3             same          1
+0-15        1-3  0-1  idle   -             -             0
+"""
+
+
+def test_the_summary_names_dummies_idle_ranks_and_stages(map_engines):
+    _, out, _ = map_engines("--decode", "tp=4,pp=2", "--prefill", "tp=16,pp=2,cp=4", "--kv", "mla")
+    assert SUMMARY in out
+    assert SUMMARY_ROWS in out
+    _, out, _ = map_engines("--decode", "tp=24,pp=2,all_cp=yes", "--prefill", "tp=12,pp=2,cp=4")
+    assert "all 4 cp ranks are read" in out
+    assert ["0-1", "0-1", "0", "-", "0-3", "same", "4", "2"] in [line.split() for line in out.splitlines()]
+    _, out, _ = map_engines("--decode", "tp=2,pp=1", "--prefill", "tp=6,pp=3", "--rank", "1")
+    assert "decode tp i reads prefill tp 3i to 3i+2" in out
+    assert ["9", "5", "0", "0", "real", "1"] in [line.split() for line in out.splitlines()]
 
 
 SIZES = [
@@ -260,56 +269,6 @@ def test_json_of_a_pair_that_does_not_fit_has_the_reasons_and_status_1(map_engin
     assert "decode_ranks" not in document
 
 
-def elements(path, name):
-    return ET.parse(path).iter(f"{{http://www.w3.org/2000/svg}}{name}")
-
-
-def test_the_drawing_has_a_cell_for_each_rank_and_a_line_for_each_contact(map_engines, tmp_path):
-    path = tmp_path / "map.svg"
-    arguments = ("--decode", "tp=2", "--prefill", "tp=8,cp=2,pp=2", "--kv", "mla", "--svg", path)
-    assert map_engines(*arguments)[0] == 0
-    titles = [title.text for title in elements(path, "title")]
-    assert sum(text.startswith("decode tp") for text in titles) == 2
-    prefill = [text for text in titles if text.startswith("prefill tp")]
-    assert len(prefill) == 8 * 2 * 2
-    assert sum(": real" in text for text in prefill) == 2 * 2
-    assert sum(": dummy" in text for text in prefill) == 6 * 2
-    assert sum(": idle" in text for text in prefill) == 8 * 2
-    lines = list(elements(path, "line"))
-    assert len(lines) == 8
-    assert sum(line.get("class") == "dummy" for line in lines) == 6
-    assert {float(line.get("y1")) for line in lines} == {150 + 44.0, 150 + 132.0}  # the middles of two rows of 88
-    assert [float(line.get("y2")) for line in lines] == [150 + 22 * (tp + 0.5) for tp in range(8)]
-    fills = {
-        rect.find("{*}title").text: rect.get("fill")
-        for rect in elements(path, "rect")
-        if rect.find("{*}title") is not None
-    }
-    colours = {
-        role: {fill for text, fill in fills.items() if f": {role}" in text} for role in ("real", "dummy", "idle")
-    }
-    assert all(len(fill) == 1 for fill in colours.values())
-    assert len(set.union(*colours.values())) == 3
-    assert map_engines(*arguments, "--rank", "1")[0] == 0
-    assert [float(line.get("y1")) for line in elements(path, "line")] == [150 + 132.0] * 4
-
-
-def test_the_drawing_of_very_many_lines_is_one_band(map_engines, tmp_path):
-    path = tmp_path / "map.svg"
-    pair = ("--decode", "tp=512", "--prefill", "tp=512,sharding=yes", "--kv", "mla")
-    assert map_engines(*pair, "--svg", path)[0] == 0
-    assert len(list(elements(path, "polygon"))) == 1
-    assert not list(elements(path, "line"))
-    assert path.stat().st_size < 500_000
-
-
-def test_no_drawing_of_engines_that_do_not_fit(map_engines, tmp_path):
-    path = tmp_path / "map.svg"
-    status, _, err = map_engines("--decode", "tp=3", "--prefill", "tp=2", "--svg", path)
-    assert (status, err) == (1, f"disagg map: --svg {path}: not written, the engines do not fit\n")
-    assert not path.exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -357,116 +316,6 @@ def test_an_option_that_is_missing_is_named(map_engines):
     status, out, err = map_engines("--decode", "tp=1")
     assert (status, out) == (2, "")
     assert "--prefill" in err
-
-
-def test_the_names_of_peers_cannot_break_out_of_the_text(map_engines, host):
-    peer = host.peer(answers(response(body=TOPOLOGY.replace(b'"auto"', b'"\\u001b[2Jx\\ny"'))))
-    status, out, _ = map_engines("--decode", "tp=4,dtype=auto,strict_dtype=yes", "--prefill", peer.addr)
-    assert status == 1
-    assert "\x1b" not in out
-    assert "x\ny" not in out
-
-
-class TestLiveRegistry:
-    """`--prefill ADDRESS`."""
-
-    def test_a_ready_registry_is_asked_for_sizes_and_room(self, map_engines):
-        with disagg.BootstrapServer() as server:
-            register(server.address, 4, load_balance_method="round_robin", system_dp_size=2)
-            register(server.address, 4, load_balance_method="round_robin", system_dp_size=2, system_dp_rank=1)
-            send(server.address, "POST", "/register_dp_rank", '{"bootstrap_room": 6, "dp_rank": 1}')
-            for text in (server.url, server.url + "/", server.address):
-                status, out, err = map_engines("--decode", "tp=8", "--prefill", text, "--room", "6")
-                assert (status, err) == (0, "")
-                assert "prefill dp 2 x cp 1 x tp 4 x pp 1 = 8 ranks" in out
-                assert "room 6 is at dp rank 1 (the registry's answer)" in out
-            assert (
-                "room 8: dp rank not known (the registry does not know it yet)"
-                in (map_engines("--decode", "tp=8", "--prefill", server.url, "--room", "8")[1])
-            )
-            document = described(map_engines, "--decode", "tp=8,page_size=16", "--prefill", server.url, status=1)
-            assert document["prefill"]["address"] == server.address
-            assert [reason["kind"] for reason in document["reasons"]] == ["page_size", "unequal_tp"]
-
-    def test_a_registry_that_is_not_ready_is_status_1(self, map_engines):
-        with disagg.BootstrapServer() as server:
-            status, out, err = map_engines("--decode", "tp=8", "--prefill", server.address)
-        assert (status, out) == (1, "")
-        assert err == (
-            f"disagg map: {server.address} is not ready: it answered 503, not all prefill ranks have registered\n"
-        )
-
-    def test_a_registry_that_nobody_runs_is_status_2(self, map_engines):
-        status, out, err = map_engines("--decode", "tp=8", "--prefill", "127.0.0.1:1")
-        assert (status, out) == (2, "")
-        assert err.startswith("disagg map: 127.0.0.1:1 not reached in 1 attempt: connection refused")
-
-    def test_a_silent_one_is_given_up_after_the_timeout(self, map_engines, host):
-        peer = host.peer(silent())
-        status, _, err = map_engines("--decode", "tp=8", "--prefill", peer.addr, "--timeout-s", "0.2")
-        assert (status, peer.connections) == (2, 1)
-        assert "no complete answer within 0.2 s" in err
-
-    @pytest.mark.parametrize(
-        ("body", "status", "line"),
-        [
-            (b"<html>", "200 OK", "answered with a bad topology: body"),
-            (TOPOLOGY.replace(b'"attn_tp_size":4', b'"attn_tp_size":0'), "200 OK", "bad topology: attn_tp_size 0"),
-            (TOPOLOGY.replace(b'"attn_tp_size":4', b'"attn_tp_size":null'), "200 OK", "is not ready"),
-            (b"nothing here", "404 Not Found", "answered 404 to the topology query: no bootstrap registry there?"),
-            (b"", "302 Found", "answered 302 to the topology query"),
-        ],
-    )
-    def test_an_answer_that_is_no_topology_is_status_1(self, map_engines, host, body, status, line):
-        peer = host.peer(answers(response(status, body)))
-        ended, out, err = map_engines("--decode", "tp=8", "--prefill", peer.addr)
-        assert (ended, out) == (1, "")
-        assert line in err
-        assert err.count("\n") == 1
-
-    def test_the_older_form_is_asked_where_the_newer_is_not_understood(self, map_engines, host):
-        old = b'{"prefill_attn_tp_size": 2, "prefill_dp_size": 4, "prefill_pp_size": 1, "prefill_page_size": 64}'
-
-        async def era_2(connection):
-            while request := await connection.request():
-                known = b"engine_rank=-1" in request[0]
-                status, body = (b"200 OK", old) if known else (b"400 Bad Request", b"")
-                await connection.send(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
-
-        peer = host.peer(era_2)
-        status, out, _ = map_engines("--decode", "tp=2", "--prefill", peer.addr, "--room", "7")
-        assert (status, peer.requests) == (0, 2)
-        assert "prefill dp 4 x cp 1 x tp 2 x pp 1" in out
-        assert "room 7 is at dp rank 3 (room modulo dp size 4)" in out
-
-    @pytest.mark.parametrize(
-        ("reply", "why"),
-        [
-            (response(body=b'{"5": -1}'), "a bad answer to the dp-rank query: 5 -1: must be"),
-            (response(body=b"[]"), "a bad answer to the dp-rank query: body []: must be a json object"),
-            (response(body=b'{"5": 4}'), "the registry says 4, which is not below dp size 4"),
-            (response("503 Busy", b""), "the registry answered 503 to the dp-rank query"),
-            (b"SSH-2.0\r\n", "no answer to the dp-rank query: "),
-        ],
-    )
-    def test_a_bad_answer_about_the_room_does_not_withhold_the_map(self, map_engines, host, reply, why):
-        asks = TOPOLOGY.replace(b'"dp_size":1', b'"dp_size":4').replace(b'room":true', b'room":false')
-
-        async def registry(connection):
-            while request := await connection.request():
-                await connection.send(reply if request[0].startswith(b"POST") else response(body=asks))
-
-        status, out, err = map_engines("--decode", "tp=4", "--prefill", host.peer(registry).addr, "--room", "5")
-        assert (status, err) == (0, "")
-        assert f"room 5: dp rank not known ({why}" in " ".join(out.split())
-        assert "what each prefill rank of one dp group serves" in out
-
-    def test_nothing_is_left_running(self, map_engines):
-        before, open_files = threading.active_count(), os.listdir("/proc/self/fd")
-        map_engines("--decode", "tp=8", "--prefill", "127.0.0.1:1")
-        gc.collect()
-        assert threading.active_count() == before
-        assert len(os.listdir("/proc/self/fd")) == len(open_files)
 
 
 @pytest.mark.parametrize("output", [(), ("--json",)])

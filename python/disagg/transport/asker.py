@@ -9,6 +9,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
+from disagg._core import MAX_TOPOLOGY_BYTES
 from disagg.transport.attempt import Answer
 from disagg.transport.options import TransportOptions
 from disagg.transport.thread import Transport
@@ -38,9 +39,8 @@ class Asker:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         self._commands: deque[tuple[int, str, str, str, str, bytes | None, int]] = deque()
-        self._facts: queue.SimpleQueue[tuple[int, Answer | NoAnswer]] = queue.SimpleQueue()
+        self._facts: queue.SimpleQueue[Answer | NoAnswer] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._ticket = 0
         limits = TransportOptions(
             connect_timeout_s=timeout_s, total_timeout_s=timeout_s, heartbeat_timeout_s=timeout_s, max_in_flight=1
         )
@@ -52,14 +52,13 @@ class Asker:
         Raises NoAnswer.
         """
         with self._lock:
-            self._ticket += 1
-            command = (self._ticket, "topology", addr, "GET" if body is None else "POST", path, body, MAX_BODY)
-            self._commands.append(command)
+            self._commands.append(
+                (0, "topology", addr, "GET" if body is None else "POST", path, body, MAX_TOPOLOGY_BYTES)
+            )
             os.write(self._write_end, b"!")
-        while True:
-            ticket, fact = self._facts.get()
-            if ticket in (self._ticket, DEATH):
-                break
+        if not self._transport.is_alive():  # else its end is the answer, whenever it comes
+            raise NoAnswer("other", self._transport.death_reason() or "the transport does not run")
+        fact = self._facts.get()
         if isinstance(fact, NoAnswer):
             raise fact
         return fact
@@ -91,11 +90,11 @@ class Asker:
 
     def on_response(self, ticket: int, status: int, body: bytes, instance: str | None, /) -> None:
         """Take in an answer of any status."""
-        self._facts.put((ticket, Answer(status, body, instance)))
+        self._facts.put(Answer(status, body, instance))
 
     def on_error(self, ticket: int, what: str, message: str, /) -> None:
         """Take in that there was none."""
-        self._facts.put((ticket, NoAnswer(what, message)))
+        self._facts.put(NoAnswer(what, message))
 
     def on_timer(self) -> None:
         """Do nothing: there are no timers."""
@@ -106,8 +105,4 @@ class Asker:
 
     def fail_all(self, reason: str, /) -> None:
         """Take in that the transport died."""
-        self._facts.put((DEATH, NoAnswer("other", reason)))
-
-
-DEATH = -1
-MAX_BODY = 65_536  # as the Resolver's limit for a topology
+        self._facts.put(NoAnswer("other", reason))
