@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+import disagg
+from registry_client import register
+
 PAIRS = {
     "tp 1024 onto tp 512": ("--decode", "tp=1024", "--prefill", "tp=512,dp=2"),
     "tp 512 onto tp 512 pp 2, sharded": ("--decode", "tp=512", "--prefill", "tp=512,pp=2,sharding=yes", "--kv", "mla"),
@@ -18,11 +21,20 @@ PAIRS = {
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.benchmark(group="disagg map, the whole process")
 def bench_map_command(benchmark, pair, output, scale):
-    command = [sys.executable, "-m", "disagg.cli", "map", *PAIRS[pair]]
-    command += [] if output == "table" else [output]
-
-    def call():
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    shown = benchmark.pedantic(call, rounds=max(1, int(10 * scale)))
+    arguments = [*PAIRS[pair], *([] if output == "table" else [output])]
+    shown = benchmark.pedantic(disagg_map, args=arguments, rounds=max(1, int(10 * scale)))
     assert ("decode_ranks" if output == "--json" else "what each prefill rank") in shown
+
+
+@pytest.mark.benchmark(group="disagg map, the whole process")
+def bench_map_command_of_a_live_registry(benchmark, scale):
+    with disagg.BootstrapServer() as registry:
+        register(registry.address, 512)
+        arguments = ["--decode", "tp=1024", "--prefill", registry.address]
+        shown = benchmark.pedantic(disagg_map, args=arguments, rounds=max(1, int(10 * scale)))
+    assert "decode tp 2i and 2i+1 read prefill tp i" in shown
+
+
+def disagg_map(*arguments: str) -> str:
+    command = [sys.executable, "-m", "disagg.cli", "map", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -67,7 +67,7 @@ class CoreBed:
 class ReferenceBed:
     """A copy of the Python package, with the compiled module of the installed one, and of its tests."""
 
-    FILES = ("test_rank_mapping.py", "test_compat.py")
+    FILES = ("test_rank_mapping.py", "test_serve_ranks.py", "test_compat.py")
 
     def __init__(self, folder: Path):
         self.folder = folder

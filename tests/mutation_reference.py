@@ -3,6 +3,7 @@
 from mutation_row import Mutation
 
 FILE = "python/disagg/reference/mapping.py"
+SERVE = "python/disagg/reference/serving.py"
 
 MAPPING = [
     Mutation(
@@ -265,4 +266,28 @@ CHECKS = [
     ),
 ]
 
-REFERENCE = [*MAPPING, *HEADS, *CHECKS]
+SERVING = [
+    Mutation(
+        "reference-served-dummies-are-real",
+        "A1-01: a dummy sends data that nobody reads",
+        SERVE,
+        'ServedRanks("dummy" if dummy else "real", ',
+        'ServedRanks("real", ',
+    ),
+    Mutation(
+        "reference-served-cp-ranks-all-wait",
+        "A1-10: a CP rank that nobody contacts waits for a decode rank until its timeout",
+        SERVE,
+        "place = (cp_rank, tp_rank, pp_rank)",
+        "place = (0, tp_rank, pp_rank)",
+    ),
+    Mutation(
+        "reference-served-one-reader-of-many",
+        "A1-02: a prefill rank goes on after the first of its decode ranks has come",
+        SERVE,
+        "stage, len(readers))",
+        "stage, 1)",
+    ),
+]
+
+REFERENCE = [*MAPPING, *HEADS, *CHECKS, *SERVING]
