@@ -9,20 +9,14 @@ import pytest
 
 import disagg
 from disagg.reference import mapping as reference
+from pairs import FIELDS
 
 CALLS = 200
 
 # A first run fetches SGLang's wheel, 40 MB.
 pytestmark = pytest.mark.timeout(900)
 
-FIELDS = attrgetter(
-    "target_tp_rank",
-    "target_tp_ranks",
-    "target_cp_ranks",
-    "target_pp_ranks",
-    "required_dst_info_num",
-    "required_prefill_response_num",
-)
+read_fields = attrgetter(*FIELDS)
 
 # name: (decode fields, prefill fields, the answer's FIELDS); the first and last are the rows of the baseline
 PAIRS = {
@@ -100,7 +94,7 @@ def reading(make):
 
         def call():
             mapping = map_pair()
-            FIELDS(mapping)
+            read_fields(mapping)
             return mapping
 
         return call
@@ -119,7 +113,7 @@ SIDES = {
 
 def answer(mapping):
     """The mapping's FIELDS; SGLang's lists are our tuples."""
-    return tuple(tuple(field) if isinstance(field, list) else field for field in FIELDS(mapping))
+    return tuple(tuple(field) if isinstance(field, list) else field for field in read_fields(mapping))
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from types import SimpleNamespace
 
@@ -13,9 +12,6 @@ import sglang_wheel
 
 # Those of the tests: a skip is a failure in CI, and where shared/ is.
 from conftest import pytest_runtest_makereport, shared  # noqa: F401
-
-# What SGLang's modules import.
-NEEDED = ("aiohttp", "msgspec", "numpy", "psutil", "requests", "zmq")
 
 
 @pytest.fixture
@@ -30,14 +26,7 @@ def sglang(shared) -> SimpleNamespace:  # noqa: F811  (the fixture above)
 
     Its loader answers imports of what is not installed until the process ends: its queue imports lazily.
     """
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"SGLang's modules import {', '.join(missing)}: pip install 'disagg[test]'")
-    try:
-        site = sglang_wheel.site("0.5.23")
-    except sglang_wheel.WheelUnavailable as why:
-        pytest.skip(str(why))
-    return tool(shared, "real_sglang").load(site)
+    return tool(shared, "real_sglang").load(sglang_wheel.site_or_skip("0.5.23"))
 
 
 @pytest.fixture(scope="session")

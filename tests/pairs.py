@@ -1,9 +1,18 @@
-"""A strategy of the mapping's tests: pairs of engines that mostly fit."""
+"""What the tests and benches of the mapping share: its fields, and pairs of engines that mostly fit."""
 
 from hypothesis import strategies as st
 
 import disagg
 
+FIELDS = (
+    "target_tp_rank",
+    "target_tp_ranks",
+    "target_cp_ranks",
+    "target_pp_ranks",
+    "required_dst_info_num",
+    "required_prefill_response_num",
+)
+"""What a RankMapping says, in the reference and in SGLang's PrefillServerInfo too."""
 kinds = st.sampled_from(["mha", "mla", "hybrid_mla"])
 
 

@@ -6,6 +6,7 @@ others wait for it.
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,17 +15,32 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import pytest
+
 SHA256 = {
     "0.5.23": "00b3cd5b265ac76c64185fbb6b95424f324ddd9f428d0306b77bc9db9d859937",
     "0.5.10": "ac8855a5d57dac8831fee526bca5212f1ae451f378e2ab08b3baecbc4deb4076",
     "0.5.9": "8a936c4d25fea605f44254e533cff2144c73ceffbc1f8738aba393461bbb64d1",
 }
+# What SGLang's control-plane modules import.
+NEEDED = ("aiohttp", "msgspec", "numpy", "psutil", "requests", "zmq")
 TRIES = 3
 TRY_TIMEOUT_S = 180.0
 
 
 class WheelUnavailable(Exception):
     """The wheel could not be fetched: no network, no pip, or not the file it should be."""
+
+
+def site_or_skip(version: str) -> Path:
+    """The unpacked wheel of `version`, or a skip of the running test that says what is missing."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"SGLang's modules import {', '.join(missing)}: pip install 'disagg[test]'")
+    try:
+        return site(version)
+    except WheelUnavailable as why:
+        pytest.skip(str(why))
 
 
 def site(version: str, folder: Path | None = None) -> Path:

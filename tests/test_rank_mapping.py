@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 
 import disagg
 from disagg.reference import mapping as reference
-from pairs import fitting_pairs
+from pairs import FIELDS, fitting_pairs
 
-FIELDS = (
-    "target_tp_rank",
-    "target_tp_ranks",
-    "target_cp_ranks",
-    "target_pp_ranks",
-    "required_dst_info_num",
-    "required_prefill_response_num",
-)
 KINDS = {"mha": "mha", "mla": "mla", "hyb": "hybrid_mla"}
 
 

@@ -10,6 +10,10 @@ from disagg.values import Route, Step
 
 __all__ = [
     "FAILURE_KINDS",
+    "MAX_RANKS",
+    "MAX_SIZE",
+    "MAX_TOPOLOGY_BYTES",
+    "TOPOLOGY_QUERIES",
     "BootstrapServer",
     "Contact",
     "DecodeRank",
@@ -31,6 +35,14 @@ __all__ = [
 __version__: Final[str]
 FAILURE_KINDS: Final[dict[str, int]]
 """Every `Failure.kind` with the HTTP status that it suggests."""
+MAX_RANKS: Final[int]
+"""Most ranks of one engine: dp x cp x tp x pp."""
+MAX_SIZE: Final[int]
+"""The greatest parallel size of one kind."""
+MAX_TOPOLOGY_BYTES: Final[int]
+"""Most bytes of a topology or endpoint answer."""
+TOPOLOGY_QUERIES: Final[tuple[str, str]]
+"""Paths of the topology query: from E3 on, and of E2."""
 
 @final
 class DecodeRank:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal, get_args
 
-__all__ = ["UsageError", "check_writable"]
+__all__ = ["KvName", "UsageError", "check_kv", "check_writable"]
+
+KvName = Literal["mha", "mla", "hybrid_mla"]
 
 
 class UsageError(ValueError):
     """The operator asked for something that cannot be done; the text is one line for them."""
+
+
+def check_kv(name: str) -> None:
+    """Raise UsageError unless it is a KvName."""
+    kinds = get_args(KvName)
+    if name not in kinds:
+        raise UsageError(f"--kv {name}: must be one of {', '.join(kinds)}")
 
 
 def check_writable(option: str, path: Path) -> None:

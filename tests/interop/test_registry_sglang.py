@@ -1,6 +1,5 @@
 """SGLang's own prefills and decodes, of three eras, meet at our registry."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import disagg
 import sglang_wheel
 
 SCRIPT = Path(__file__).with_name("registry_scenario.py")
-NEEDED = ("aiohttp", "msgspec", "numpy", "psutil", "requests", "zmq")
 
 # A first run fetches 40 MB a version.
 pytestmark = pytest.mark.timeout(900)
@@ -21,15 +19,9 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def sglang(shared):
     """Run a scenario of registry_scenario.py with a version's own code; returns what it printed."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"SGLang's modules import {', '.join(missing)}: pip install 'disagg[test]'")
 
     def run(version, server, scenario):
-        try:
-            site = sglang_wheel.site(version)
-        except sglang_wheel.WheelUnavailable as why:
-            pytest.skip(str(why))
+        site = sglang_wheel.site_or_skip(version)
         command = [sys.executable, str(SCRIPT), str(shared / "tools"), str(site), server.address, scenario]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr

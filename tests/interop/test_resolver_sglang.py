@@ -1,6 +1,5 @@
 """Our Resolver against a real prefill engine: SGLang 0.5.23's own bootstrap server, managers and senders."""
 
-import importlib.util
 import json
 import socket
 import subprocess
@@ -15,7 +14,6 @@ import disagg
 import sglang_wheel
 
 SCRIPT = Path(__file__).with_name("sglang_engine.py")
-NEEDED = ("aiohttp", "msgspec", "numpy", "psutil", "requests", "zmq")
 PATIENT = disagg.RetryPolicy(max_attempts=20, interval_s=0.5)
 
 # A first run fetches 40 MB.
@@ -25,13 +23,7 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture
 def engine(shared):
     """Start a real prefill engine; gives its address and its ranks' ports, dp by dp."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f"SGLang's modules import {', '.join(missing)}: pip install 'disagg[test]'")
-    try:
-        site = sglang_wheel.site("0.5.23")
-    except sglang_wheel.WheelUnavailable as why:
-        pytest.skip(str(why))
+    site = sglang_wheel.site_or_skip("0.5.23")
 
     @contextmanager
     def run(tp, dp, load_balance_method="follow_bootstrap_room", rooms=None, port=None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -152,8 +151,7 @@ def _ask(wanted: _Wanted) -> _Prefill:
     if not 0.01 <= wanted.timeout_s <= MAX_TIMEOUT_S:
         raise UsageError(f"--timeout-s {wanted.timeout_s:g}: must be from 0.01 to {MAX_TIMEOUT_S:g} seconds")
     address = address_of(wanted.prefill)
-    with ExitStack() as stack:
-        asker = stack.enter_context(Asker(timeout_s=wanted.timeout_s))
+    with Asker(timeout_s=wanted.timeout_s) as asker:
         topology = ask_topology(asker, address)
         room = None if wanted.room is None else ask_room(asker, address, wanted.room, topology)
     return _Prefill(topology.info, address, room)

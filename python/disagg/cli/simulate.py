@@ -9,12 +9,12 @@ from typing import Annotated, cast
 import typer
 
 from disagg.simulate.crew import ChildError
-from disagg.simulate.options import KvName, Options, Scenario
+from disagg.simulate.options import Options, Scenario
 from disagg.simulate.plan import make_plan
 from disagg.simulate.report import Report, write_json
 from disagg.simulate.runner import simulate as run_simulation
 from disagg.simulate.text import preamble, render
-from disagg.usage import UsageError
+from disagg.usage import KvName, UsageError
 
 __all__ = ["simulate"]
 

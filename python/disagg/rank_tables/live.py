@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from disagg._core import PrefillInfo, canonical_address, parse_dp_ranks
+from disagg._core import TOPOLOGY_QUERIES, PrefillInfo, canonical_address, parse_dp_ranks
 from disagg.errors import DisaggError, PeerUnreachable, ProtocolError
 from disagg.rank_tables.room import RoomRank, rank_by_rule
 from disagg.transport.asker import Asker, NoAnswer
@@ -96,6 +96,5 @@ def _ask(asker: Asker, addr: str, path: str, body: bytes | None = None) -> tuple
 
 
 SCHEME = "http://"
-NEWER_QUERY = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
-OLDER_QUERY = "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1"
+NEWER_QUERY, OLDER_QUERY = TOPOLOGY_QUERIES
 OK, BAD_REQUEST, UNAVAILABLE = 200, 400, 503

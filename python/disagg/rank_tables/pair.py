@@ -97,20 +97,24 @@ class Pair:
         """Whether each decode stage reads its own prefill stage."""
         return self.decode.pp_size == self.prefill.pp_size
 
+    @cached_property
+    def _first_mapping(self) -> RankMapping:
+        return self.decode_place(0, 0).mapping
+
     @property
     def is_sharded(self) -> bool:
         """Whether every decode TP rank reads every prefill TP rank."""
-        return self.decode_place(0, 0).mapping.target_tp_rank is None
+        return self._first_mapping.target_tp_rank is None
 
     @property
     def has_dummies(self) -> bool:
         """Whether decode ranks contact prefill ranks that they do not read."""
-        return bool(self.decode_place(0, 0).mapping.dummy_tp_ranks)
+        return bool(self._first_mapping.dummy_tp_ranks)
 
     @property
     def cp_ranks_read(self) -> int:
         """How many CP ranks are read, from the first on; the others are idle."""
-        return len(self.decode_place(0, 0).mapping.target_cp_ranks)
+        return len(self._first_mapping.target_cp_ranks)
 
     def decode_place(self, tp: int, pp: int) -> DecodePlace:
         """What one decode rank reads."""

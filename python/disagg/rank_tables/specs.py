@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from disagg._core import PrefillInfo
+from disagg._core import MAX_RANKS, MAX_SIZE, PrefillInfo
 from disagg.printable import printable
 from disagg.rank_tables.pair import DecodeEngine
-from disagg.usage import UsageError
+from disagg.usage import UsageError, check_kv
 
-__all__ = ["DECODE_KEYS", "KV_KINDS", "PREFILL_KEYS", "parse_decode", "parse_prefill"]
-
-KV_KINDS = ("mha", "mla", "hybrid_mla")
+__all__ = ["DECODE_KEYS", "PREFILL_KEYS", "parse_decode", "parse_prefill"]
 
 Value = int | bool | str
 Reader = Callable[[str], Value]
@@ -22,12 +20,11 @@ def parse_decode(text: str, kv: str) -> DecodeEngine:
 
     Raises UsageError naming the key, the value and the rule.
     """
-    if kv not in KV_KINDS:
-        raise UsageError(f"--kv {kv}: must be one of {', '.join(KV_KINDS)}")
+    check_kv(kv)
     fields = _fields("--decode", text, DECODE_KEYS)
     groups = int(fields.pop("dp_size", 1))
-    if not 1 <= groups <= MAX_GROUPS:
-        raise UsageError(f"--decode dp={groups}: must be from 1 to {MAX_GROUPS}")
+    if not 1 <= groups <= MAX_SIZE:
+        raise UsageError(f"--decode dp={groups}: must be from 1 to {MAX_SIZE}")
     stated = {"page_size": None, "kv_cache_dtype": None, "engine_rank": 0, "kv": kv} | fields
     engine = DecodeEngine(fields=stated, dp_size=groups)
     try:
@@ -90,8 +87,6 @@ def _switch(text: str) -> bool:
     raise ValueError("must be yes or no")
 
 
-MAX_GROUPS = 65_535
-MAX_RANKS = 65_536  # of one engine, as for a prefill
 MAX_DIGITS = 18  # more than any size has; `int` of a very long text is slow
 
 # key: (field of DecodeRank or PrefillInfo, reader)

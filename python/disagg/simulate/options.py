@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
-from typing import Literal, get_args
 
-from disagg.usage import UsageError, check_writable
+from disagg.usage import KvName, UsageError, check_kv, check_writable
 
-__all__ = ["LIMITS", "KvName", "Options", "Scenario"]
-
-
-KvName = Literal["mha", "mla", "hybrid_mla"]
-KV_KINDS: tuple[KvName, ...] = get_args(KvName)
+__all__ = ["LIMITS", "Options", "Scenario"]
 
 
 class Scenario(Enum):
@@ -62,8 +57,7 @@ class Options:
                 raise UsageError(f"{option(name)} {value:g}: must be from {low:g} to {high:g} {unit}".rstrip())
         if self.work_us >= self.cycle_ms * 1000:
             raise UsageError(f"--work-us {self.work_us:g}: must be less than the cycle of {self.cycle_ms:g} ms")
-        if self.kv not in KV_KINDS:
-            raise UsageError(f"--kv {self.kv}: must be one of {', '.join(KV_KINDS)}")
+        check_kv(self.kv)
         if self.speedup != 1.0 and self.trace is None:
             raise UsageError(f"--speedup {self.speedup:g}: needs --trace; generated arrivals have --rate")
         if self.json is not None:

@@ -17,6 +17,17 @@ pub enum Dialect {
     E3,
 }
 
+impl Dialect {
+    /// The path of the topology query.
+    #[must_use]
+    pub const fn topology_query(self) -> &'static str {
+        match self {
+            Self::E3 => "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1",
+            Self::E2 => "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1",
+        }
+    }
+}
+
 /// Why an HTTP request got no whole answer, as the transport names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportError {

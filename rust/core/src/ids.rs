@@ -46,7 +46,7 @@ pub struct RouteId(pub u64);
 
 /// `u32` index of something that lives in memory, as `usize`.
 #[must_use]
-pub(crate) fn index(number: u32) -> usize {
+pub fn index(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 

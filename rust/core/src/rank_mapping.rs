@@ -78,8 +78,15 @@ impl RankMapping {
     /// The TP ranks that are contacted and not read, ascending; none unless the mapping has dummies.
     #[must_use]
     pub fn dummy_tp_ranks(&self) -> Vec<u32> {
-        let is_dummy = |tp: &u32| self.has_dummies() && self.target_tp_rank.is_some_and(|real| real != *tp);
-        self.target_tp_ranks.ranks().filter(is_dummy).collect()
+        self.target_tp_ranks.ranks().filter(|&tp| self.is_dummy(tp)).collect()
+    }
+
+    /// Whether a TP rank of those to contact is not read.
+    const fn is_dummy(&self, tp: u32) -> bool {
+        match self.target_tp_rank {
+            Some(real) => tp != real && self.has_dummies(),
+            None => false,
+        }
     }
 
     /// The ranks to contact, in contact order: CP ascending, then TP ascending, then PP descending (later stages first,
@@ -101,10 +108,7 @@ impl RankMapping {
             cp: self.target_cp_ranks.first + index / stages / block,
             tp,
             pp: self.target_pp_ranks.first + (stages - 1 - index % stages),
-            dummy: match self.target_tp_rank {
-                Some(real) => tp != real && self.has_dummies(),
-                None => false,
-            },
+            dummy: self.is_dummy(tp),
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use disagg_core::ids::RequestId;
+use disagg_core::ids::{RequestId, index};
 use disagg_core::slot_table::SlotTable;
 use pyo3::prelude::*;
 
@@ -83,8 +83,4 @@ impl Held {
 
 fn identity(object: &Py<PyAny>) -> u64 {
     u64::try_from(object.as_ptr().addr()).unwrap_or(u64::MAX)
-}
-
-fn index(slot: u32) -> usize {
-    usize::try_from(slot).unwrap_or(usize::MAX)
 }

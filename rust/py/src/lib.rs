@@ -21,7 +21,10 @@ mod yardstick;
 
 #[pymodule]
 mod _core {
+    use disagg_core::Dialect;
     use disagg_core::failure::FailureKind;
+    use disagg_core::pending::MAX_TOPOLOGY_BYTES;
+    use disagg_core::topology::{MAX_RANKS, MAX_SIZE};
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
 
@@ -43,7 +46,7 @@ mod _core {
     use super::wire::{canonical_address, parse_dp_ranks};
     use super::yardstick::EmptyAdd;
 
-    /// The failure kinds with their HTTP statuses, the version, and the benches' yardstick.
+    /// The failure kinds with their HTTP statuses, limits, the topology queries, the version, and the benches' yardstick.
     #[pymodule_init]
     fn constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let kinds = PyDict::new(module.py());
@@ -51,6 +54,10 @@ mod _core {
             kinds.set_item(kind.as_str(), kind.http_status())?;
         }
         module.add("FAILURE_KINDS", kinds)?;
+        module.add("MAX_RANKS", MAX_RANKS)?;
+        module.add("MAX_SIZE", MAX_SIZE)?;
+        module.add("MAX_TOPOLOGY_BYTES", MAX_TOPOLOGY_BYTES)?;
+        module.add("TOPOLOGY_QUERIES", (Dialect::E3.topology_query(), Dialect::E2.topology_query()))?;
         // Not by `add`, which would put it into `__all__`.
         module.setattr("_EmptyAdd", module.py().get_type::<EmptyAdd>())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))

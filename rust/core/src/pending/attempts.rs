@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 use super::peer::{Budget, PeerState};
 use super::route::CommandKind;
 use super::slots::Outcome;
-use super::{Flight, HttpRequest, Machine, Purpose, TOPOLOGY_CAP, failure};
+use super::{Flight, HttpRequest, MAX_TOPOLOGY_BYTES, Machine, Purpose, failure};
 use crate::answer::{Answer, Dialect};
 use crate::failure::{Failure, FailureKind};
 use crate::retry::{seconds, unit_interval};
@@ -136,11 +136,7 @@ impl Machine {
 
 /// The topology query, in the form that the peer understands.
 pub(super) fn sentinel(kind: CommandKind, dialect: Dialect) -> HttpRequest {
-    let path = match dialect {
-        Dialect::E3 => "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1",
-        Dialect::E2 => "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1",
-    };
-    HttpRequest { kind, path: path.to_string(), body: None, max_body: TOPOLOGY_CAP }
+    HttpRequest { kind, path: dialect.topology_query().to_string(), body: None, max_body: MAX_TOPOLOGY_BYTES }
 }
 
 fn gave_up(budget: &Budget) -> String {

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use super::peer::{Group, GroupState};
 use super::route::{CommandKind, Endpoint, Route};
 use super::slots::{Link, Outcome, Stage};
-use super::{Flight, HttpRequest, Machine, Purpose, TOPOLOGY_CAP, failure};
+use super::{Flight, HttpRequest, MAX_TOPOLOGY_BYTES, Machine, Purpose, failure};
 use crate::answer::Dialect;
 use crate::failure::{Coordinates, Failure, FailureKind};
 use crate::ids::{RouteId, Ticket, index};
@@ -303,5 +303,5 @@ fn lookup(dialect: Dialect, dp_rank: u32, rank: &Contact) -> HttpRequest {
             format!("/route?engine_rank={tp}&target_dp_group={dp_rank}&target_pp_rank={pp}")
         }
     };
-    HttpRequest { kind: CommandKind::Endpoint, path, body: None, max_body: TOPOLOGY_CAP }
+    HttpRequest { kind: CommandKind::Endpoint, path, body: None, max_body: MAX_TOPOLOGY_BYTES }
 }

@@ -229,4 +229,4 @@ fn and_last_error(error: &str) -> String {
 
 const MAX_EVENTS: usize = 65_536;
 /// Most bytes of a topology or endpoint answer.
-const TOPOLOGY_CAP: usize = 64 * 1024;
+pub const MAX_TOPOLOGY_BYTES: usize = 64 * 1024;

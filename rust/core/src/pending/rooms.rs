@@ -34,7 +34,7 @@ impl Rooms {
     }
 
     pub fn is_free(&self, slots: &Slots, room: Room) -> bool {
-        self.len() == 0 || self.owner(slots, room).is_none()
+        self.owner(slots, room).is_none()
     }
 
     pub fn len(&self) -> usize {
