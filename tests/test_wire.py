@@ -89,6 +89,22 @@ def test_core_and_reference_read_the_same(body):
     assert core_topology(body) == reference_topology(body)
 
 
+four = st.lists(st.one_of(st.integers(0, 4), st.sampled_from([-1, True, 1.0, "1", None, 65_536, 2**70])), max_size=5)
+waiting = st.fixed_dictionaries(
+    {},
+    optional={
+        "sizes": st.one_of(st.none(), st.lists(st.integers(1, 3), min_size=4, max_size=4), four),
+        "registered": st.one_of(st.integers(0, 20), st.sampled_from([None, "1", 1.0, True, -1])),
+        "missing": st.one_of(st.none(), st.lists(st.one_of(st.lists(st.integers(0, 3), min_size=4, max_size=4), four))),
+    },
+)
+
+
+@given(st.one_of(waiting.map(lambda body: json.dumps(body).encode()), bodies))
+def test_core_and_reference_read_the_same_from_a_503(body):
+    assert disagg._core.parse_not_ready(body) == reference.parse_not_ready(body)
+
+
 @given(bodies, st.data())
 def test_mutated_bodies_never_do_more_than_raise_protocol_error(body, data):
     mutated = bytearray(body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from disagg._core import TOPOLOGY_QUERIES, PrefillInfo, canonical_address, parse_dp_ranks
+from disagg._core import TOPOLOGY_QUERIES, PrefillInfo, canonical_address, parse_dp_ranks, parse_not_ready
 from disagg.errors import DisaggError, PeerUnreachable, ProtocolError
 from disagg.rank_tables.room import RoomRank, rank_by_rule
 from disagg.transport.asker import Asker, NoAnswer
@@ -55,7 +55,8 @@ def ask_topology(asker: Asker, addr: str) -> Topology:
     if is_old:
         status, body = _ask(asker, addr, OLDER_QUERY)
     if status == UNAVAILABLE:
-        raise NotReady(addr, "is not ready: it answered 503, not all prefill ranks have registered")
+        waits = parse_not_ready(body) or "not all prefill ranks have registered"
+        raise NotReady(addr, f"is not ready: it answered 503, {waits}")
     if status != OK:
         raise NotReady(addr, f"answered {status} to the topology query: no bootstrap registry there?")
     try:

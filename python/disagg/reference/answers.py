@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from disagg.errors import ProtocolError
-from disagg.reference.wire import parse_topology
+from disagg.reference.wire import parse_not_ready, parse_topology
 
 __all__ = ["NEXT_FORM", "Good", "Permanent", "Transient", "classify", "classify_error"]
 
@@ -51,7 +51,8 @@ def classify(
         return Good(info)
     text = f"answered {status} to the topology query"
     if status == 503:
-        return Transient("not_ready", "answered 503: not ready")
+        waits = parse_not_ready(body)
+        return Transient("not_ready", f"not ready: {waits}" if waits else "answered 503: not ready")
     if status == 400 and dialect == 3:
         return NEXT_FORM
     if status == 404 and not_found_is_transient:

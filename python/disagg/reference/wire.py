@@ -12,12 +12,12 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias, TypeGuard
 
 from disagg.errors import ProtocolError
 from disagg.reference.mapping import PrefillInfo
 
-__all__ = ["RankEndpoint", "parse_dp_ranks", "parse_endpoint", "parse_topology"]
+__all__ = ["RankEndpoint", "parse_dp_ranks", "parse_endpoint", "parse_not_ready", "parse_topology"]
 
 MAX_SIZE = 65_535
 MAX_RANKS = 65_536
@@ -135,6 +135,34 @@ def parse_dp_ranks(body: bytes, rooms: Iterable[int]) -> dict[int, int]:
         except ProtocolError:
             continue
     return ranks
+
+
+def parse_not_ready(body: bytes) -> str | None:
+    """What the body of a 503 says is missing, as a clause; None when it does not say so or contradicts itself."""
+    try:
+        fields = _fields(_object(body))
+        registered, sizes, missing = (
+            _plain(key, fields[key], fields[key]) for key in ("registered", "sizes", "missing")
+        )
+    except (ProtocolError, KeyError):
+        return None
+    if type(registered) is not int or registered < 0:
+        return None
+    if sizes is None and registered == 0:
+        return "no rank has registered"
+    first = missing[0] if isinstance(missing, list) and missing else None
+    if not _are_four(sizes) or not _are_four(first) or any(at >= size for at, size in zip(first, sizes, strict=True)):
+        return None
+    unnamed = math.prod(sizes) - registered - 1
+    if math.prod(sizes) > MAX_RANKS or unnamed < 0:
+        return None
+    parts = zip(("dp", "cp", "tp", "pp"), first, sizes, strict=True)
+    name = "/".join(f"{axis}{rank}" for axis, rank, size in parts if size > 1 or axis == "tp")
+    return f"waiting for {name}" + (f" and {unnamed} more" if unnamed else "")
+
+
+def _are_four(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and len(value) == 4 and all(type(item) is int and item >= 0 for item in value)
 
 
 def _object(body: bytes) -> _Object:

@@ -91,7 +91,13 @@ impl Answer {
         let text = || format!("answered {status} to the topology query");
         match status {
             200 => Self::of_body(body),
-            503 => transient(FailureKind::NotReady, "answered 503: not ready".to_string()),
+            503 => {
+                let waits = wire::parse_not_ready(body).map(|waits| format!("not ready: {waits}"));
+                transient(
+                    FailureKind::NotReady,
+                    waits.unwrap_or_else(|| "answered 503: not ready".to_string()),
+                )
+            }
             400 if dialect == Dialect::E3 => Self::AskOlderForm,
             404 if not_found_is_transient => transient(FailureKind::NotReady, text()),
             429 | 500.. => transient(FailureKind::Unreachable, text()),

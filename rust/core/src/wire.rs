@@ -12,9 +12,11 @@ use core::net::{IpAddr, Ipv6Addr};
 use crate::error::{ProtocolError, ProtocolRule};
 use crate::topology::PrefillInfo;
 
+mod not_ready;
 mod object;
 mod topology;
 
+pub use not_ready::parse_not_ready;
 use object::{Object, Raw};
 
 /// A topology answer with status 200.

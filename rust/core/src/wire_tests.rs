@@ -214,3 +214,34 @@ proptest! {
         prop_assert_eq!(read, rooms.into_iter().map(|(room, rank)| (room, Ok(rank))).collect::<Vec<_>>());
     }
 }
+
+#[test]
+fn a_503_says_which_rank_is_missing_and_how_many_more() {
+    let clause = |body: &str| parse_not_ready(body.as_bytes());
+    let body =
+        r#"{"error":"...","sizes":[1,1,4,2],"registered":5,"missing":[[0,0,3,1],[0,0,2,0],[0,0,2,1]]}"#;
+    assert_eq!(clause(body).unwrap(), "waiting for tp3/pp1 and 2 more");
+    let last = r#"{"sizes":[2,1,1,1],"registered":1,"missing":[[1,0,0,0]]}"#;
+    assert_eq!(clause(last).unwrap(), "waiting for dp1/tp0");
+    let none = r#"{"sizes":null,"registered":0,"missing":[]}"#;
+    assert_eq!(clause(none).unwrap(), "no rank has registered");
+}
+
+#[test]
+fn a_503_that_contradicts_itself_says_nothing() {
+    for body in [
+        "Prefill server not fully registered yet",
+        "{}",
+        r#"{"sizes":[1,1,4,2],"registered":8,"missing":[[0,0,3,1]]}"#,
+        r#"{"sizes":[1,1,4,2],"registered":9,"missing":[[0,0,3,1]]}"#,
+        r#"{"sizes":[1,1,4,2],"registered":5,"missing":[]}"#,
+        r#"{"sizes":[1,1,4,2],"registered":5,"missing":[[0,0,4,0]]}"#,
+        r#"{"sizes":[1,1,4],"registered":1,"missing":[[0,0,3]]}"#,
+        r#"{"sizes":[65535,65535,65535,65535],"registered":1,"missing":[[0,0,3,0]]}"#,
+        r#"{"sizes":[1,1,"\u001b[2J",2],"registered":1,"missing":[[0,0,0,1]]}"#,
+        r#"{"sizes":null,"registered":3,"missing":[]}"#,
+        r#"{"sizes":[0,1,1,1],"registered":0,"missing":[[0,0,0,0]]}"#,
+    ] {
+        assert_eq!(parse_not_ready(body.as_bytes()), None, "{body}");
+    }
+}

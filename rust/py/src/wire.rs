@@ -14,6 +14,13 @@ pub fn canonical_address(text: &str, default_port: Option<u16>) -> PyResult<Stri
     addr::canonical(text, default_port).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
+/// What a registry that answered 503 says is missing, as a clause; None when it does not say.
+#[pyfunction]
+#[pyo3(signature = (body, /))]
+pub fn parse_not_ready(body: &[u8]) -> Option<String> {
+    wire::parse_not_ready(body)
+}
+
 /// The dp rank of each room in an answer to `query_dp_ranks`, or `ProtocolError` for the first bad one.
 #[pyfunction]
 #[pyo3(signature = (body, /))]

@@ -75,7 +75,11 @@ impl From<Conflict> for Reply {
 
 impl From<NotReady> for Reply {
     fn from(why: NotReady) -> Self {
-        Self::refusal(StatusCode::SERVICE_UNAVAILABLE, &why.to_string(), None)
+        let missing: Vec<[u16; 4]> = why.missing.iter().map(|at| [at.dp, at.cp, at.tp, at.pp]).collect();
+        let sizes = why.sizes.map(|sizes| [sizes.dp, sizes.cp, sizes.tp, sizes.pp]);
+        let body = json!({"error": why.to_string(), "field": null, (NotReady::REGISTERED): why.registered,
+                          (NotReady::SIZES): sizes, (NotReady::MISSING): missing});
+        Self::error(StatusCode::SERVICE_UNAVAILABLE, &body)
     }
 }
 

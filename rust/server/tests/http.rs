@@ -8,6 +8,7 @@ use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use client::{ALL, at, connect, put, rank, raw, read, send, send_with, server};
+use disagg_core::wire::parse_not_ready;
 use disagg_server::{BootstrapServer, Options};
 use serde_json::json;
 
@@ -85,6 +86,7 @@ fn refusals_are_json_and_change_nothing() {
         waiting.json()["error"],
         "not ready: 1 of 2 ranks registered; missing (dp, cp, tp, pp): (0, 0, 1, 0)"
     );
+    assert_eq!(parse_not_ready(waiting.body.as_bytes()).unwrap(), "waiting for tp1");
 }
 
 #[test]

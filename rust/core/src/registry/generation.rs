@@ -185,7 +185,7 @@ impl Table {
     #[must_use]
     pub fn not_ready(&self) -> NotReady {
         match self {
-            Self::Empty => NotReady { registered: 0, expected: None, missing: Vec::new() },
+            Self::Empty => NotReady { registered: 0, sizes: None, missing: Vec::new() },
             Self::First(Forming { generation, .. })
             | Self::Serving(generation)
             | Self::Replacing { serving: generation, .. } => generation.not_ready(),
@@ -253,7 +253,7 @@ impl Generation {
         let missing = self.layout.sizes.coordinates().filter(|at| !self.rows.contains_key(at));
         NotReady {
             registered: self.rows.len(),
-            expected: Some(self.layout.sizes.ranks()),
+            sizes: Some(self.layout.sizes),
             missing: missing.take(NotReady::NAMED).collect(),
         }
     }

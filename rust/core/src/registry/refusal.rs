@@ -107,8 +107,8 @@ impl core::error::Error for BadInput {}
 pub struct NotReady {
     /// Ranks registered so far.
     pub registered: usize,
-    /// Ranks of the whole engine; `None` while no rank has registered.
-    pub expected: Option<usize>,
+    /// The engine's sizes; `None` while no rank has registered.
+    pub sizes: Option<Sizes>,
     /// The first missing ranks, at most [`NotReady::NAMED`].
     pub missing: Vec<Coordinate>,
 }
@@ -116,11 +116,17 @@ pub struct NotReady {
 impl NotReady {
     /// How many missing ranks are named.
     pub const NAMED: usize = 16;
+    /// Key of the number of registered ranks in the body of a 503.
+    pub const REGISTERED: &'static str = "registered";
+    /// Key of [dp, cp, tp, pp] sizes, null while no rank has registered.
+    pub const SIZES: &'static str = "sizes";
+    /// Key of the first missing ranks, each [dp, cp, tp, pp].
+    pub const MISSING: &'static str = "missing";
 }
 
 impl fmt::Display for NotReady {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(expected) = self.expected else {
+        let Some(expected) = self.sizes.map(Sizes::ranks) else {
             return write!(f, "not ready: no rank has registered");
         };
         write!(

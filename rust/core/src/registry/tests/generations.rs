@@ -3,6 +3,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::super::layout::Sizes;
 use super::*;
 
 fn moved(tp: u16, rank: u16) -> Value {
@@ -43,7 +44,7 @@ fn at_most_16_missing_ranks_are_named() {
     let mut registry = registry();
     put(&mut registry, 0.0, &body(40, 20)).unwrap();
     let why = registry.not_ready();
-    assert_eq!((why.registered, why.expected), (1, Some(40)));
+    assert_eq!((why.registered, why.sizes.map(Sizes::ranks)), (1, Some(40)));
     assert_eq!(why.missing.len(), NotReady::NAMED);
     assert!(why.to_string().ends_with("(0, 0, 15, 0) and 23 more"), "{why}");
 }
