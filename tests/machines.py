@@ -6,6 +6,8 @@ import itertools
 import json
 from dataclasses import dataclass, field
 
+import pytest
+
 import disagg
 from disagg import _core
 from disagg.reference.model import Options, Policy
@@ -89,6 +91,7 @@ class Pair:
         self.taken = []
         self.ends: dict[Request, object] = {}
         self.held: list[Request] = []
+        self.discarded: list[Request] = []
 
     def both(self, name, *args, **kwargs):
         """Call the same function of both, compare results and errors, then the commands that came of it."""
@@ -96,7 +99,7 @@ class Pair:
         for machine in (self.core, self.reference):
             try:
                 results.append(getattr(machine, name)(*args, **kwargs))
-            except (ValueError, TypeError) as error:
+            except (KeyError, TypeError, ValueError) as error:
                 results.append(type(error))
         self.compare_commands()
         return results
@@ -130,6 +133,7 @@ class Pair:
 
     def discard(self, request):
         self.both("discard", request)
+        self.discarded.append(request)
         if request in self.held:
             self.held.remove(request)
 
@@ -193,8 +197,32 @@ class Pair:
             assert stats["pending"][stage] == sum(r.stage == stage for r in open_requests), stage
         assert stats["pending"]["decided"] == len(self.reference.decided)
         assert stats["in_flight"] == len(self.reference.flights) == len(self.flights)
+        assert stats["oldest_s"] == pytest.approx(self.reference.oldest())
+        assert stats["queries"] == stats["http"]["dp_ranks"]
+        assert stats["remembered_ends"] == sum(map(len, self.reference.given))
+        counted = (self.reference.attempts, self.reference.attempts_failed)
+        assert (stats["attempts"], stats["attempts_failed"]) == counted
         states = [peer.state for peer in self.reference.peers.values()]
         assert stats["peers"] == {s: states.count(s) for s in stats["peers"]}, (stats["peers"], states)
+
+    def compare_states(self):
+        """Both say the same of every request that ever was, and of every address."""
+        for request in [*self.held, *self.ends, *self.discarded]:
+            core, reference = self.both("state_of", request)
+            assert core == reference, request
+            assert core in (([1] if request in self.held else []) or [0, 2, KeyError]), request
+        for request in [*self.held[-5:], *list(self.ends)[-5:]]:
+            core, reference = self.both("explain", request)
+            assert same_text(core, reference), (core, reference)
+        for addr in self.reference.peers:
+            core, reference = self.both("explain_peer", addr)
+            assert same_text(core, reference), (core, reference)
+
+
+def same_text(mine, other):
+    # Core and reference word what they say of bodies and of pairs in their own way.
+    own_words = ("protocol error", "incompatible", "differ", "page_size", "not divide")
+    return mine == other or any(words in mine for words in own_words)
 
 
 def same_end(mine, other):

@@ -188,6 +188,7 @@ class PendingMachine(RuleBasedStateMachine):
     def counts_agree(self):
         if hasattr(self, "pair"):
             self.pair.compare_counts()
+            self.pair.compare_states()
 
     def teardown(self):
         if not hasattr(self, "pair"):

@@ -29,6 +29,7 @@ __all__ = [
     "kv_head_range",
     "map_ranks",
     "parse_dp_ranks",
+    "parse_not_ready",
     "serve_ranks",
 ]
 
@@ -299,6 +300,12 @@ def canonical_address(text: str, /, default_port: int | None = 8998) -> str:
     Raises ValueError saying what is wrong with it.
     """
 
+def parse_not_ready(body: bytes, /) -> str | None:
+    """Say what a registry that answered 503 waits for, as a clause: "waiting for tp3/pp1 and 2 more".
+
+    None when the body does not say so, as upstream's.
+    """
+
 def parse_dp_ranks(body: bytes, /) -> dict[int, int]:
     """Read an answer to `query_dp_ranks`: dp rank by room. Raises ProtocolError for the first bad room or rank."""
 
@@ -406,8 +413,38 @@ class Resolver:
         """Stop the deadlines of requests until `resume`, as a poll that stays away for over 1 s does too."""
     def resume(self) -> None:
         """Let the deadlines go on."""
+    def state_of(self, request: object) -> int:
+        """Return 0 if the request failed, 1 while it is pending, 2 if it was routed, so that ranks can take the MIN.
+
+        An end counts from the `poll` or `add` that gave it, never changes, and is remembered until the second `poll`
+        after it (at least the last 65,536 of the routes that `add` gave between two polls). A request that was added
+        again is judged by its latest life.
+
+        Raises KeyError when the request was never added, was discarded while pending, or ended before that.
+        """
+    def explain(self, request: object) -> str:
+        """Say in a sentence what the request waits for, where, since when and until when.
+
+        "waiting for the dp rank of room 77 at 10.0.0.7:8998, asked 4 times, 2.1 s of 30 s". Ages are on the
+        scheduler's clock, as the deadlines are. For people; the wording may change.
+
+        Raises KeyError as `state_of` does.
+        """
+    def explain_peer(self, addr: str) -> str:
+        """Say in a sentence what is known of a prefill engine and what happens next.
+
+        "10.0.0.7:8998: not ready: waiting for tp3/pp1 and 2 more; attempt 4 of 15 in 0.6 s; 3 requests wait".
+
+        Raises KeyError for an address that is not known (any more), ValueError for a malformed one.
+        """
     def stats(self) -> dict[str, Any]:
-        """Return counts: `pending` by stage, `peers` by state, `http` requests by kind, and others."""
+        """Return what is held, which is zero again when all is done, and what was done.
+
+        `pending` requests by stage, `oldest_s` (seconds that the first request of each stage has been in it),
+        `peers` by state, `rooms`, `tombstones` (rooms told failed before their request came), `in_flight` HTTP
+        requests, `remembered_ends` (of `state_of`). Then the counters: `http` requests by kind, `attempts` at
+        topologies and how many of them failed (`attempts_failed`), dp-rank `queries`, `evictions` of addresses.
+        """
     def driver(self) -> Driver:
         """Return what the network side drives; it does not keep the resolver alive."""
     def set_time_ns(self, now: int) -> None:

@@ -32,6 +32,8 @@ class PeerRules(StageRules):
     def _fetch(self, peer: Peer, purpose: str, started: int | None = None) -> None:
         if purpose == "attempt":
             peer.state = "fetching"
+        if started is None:
+            self.attempts += 1
         flight = InFlight(0, "topology", self.now if started is None else started, purpose)
         peer.fetch = self._send(peer, "topology", SENTINEL[peer.dialect], flight)
 
@@ -54,6 +56,8 @@ class PeerRules(StageRules):
         elif isinstance(answer, Transient):
             peer.dialect = 3
             self._attempt_failed(peer, flight, answer)
+        if flight.purpose != "read" and answer != NEXT_FORM and peer.state != "ready":
+            self.attempts_failed += 1
 
     @staticmethod
     def _text(answer: Any) -> str:

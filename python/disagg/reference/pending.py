@@ -10,9 +10,9 @@ from typing import Any
 
 from disagg.reference.addresses import FAKE_HOST, canonical_address, host_of
 from disagg.reference.answers import classify, classify_error
+from disagg.reference.explain import Explanations
 from disagg.reference.mapping import RankMapping
 from disagg.reference.model import SECOND, InFlight, Options, Peer, Policy, Request, SchedulerClock
-from disagg.reference.peers import PeerRules
 from disagg.reference.rules import STATUS
 from disagg.values import Event, Failure, Route, Step
 
@@ -24,7 +24,7 @@ TOMBSTONE_TTL = 600 * SECOND
 MAX_REASON = 1024
 
 
-class ReferenceResolver(PeerRules):
+class ReferenceResolver(Explanations):
     """The same machine as `_core.Resolver` with the same driving functions, for comparing the two.
 
     `decode` has the attributes of `disagg.DecodeRank`. Raises what the core raises.
@@ -50,7 +50,10 @@ class ReferenceResolver(PeerRules):
         self.last_seq = 0
         self.last_ticket = 0
         self.last_step = 0
+        self.attempts = 0
+        self.attempts_failed = 0
         self.dead: tuple[str, str] | None = None
+        self.given: list[list[tuple[Any, int]]] = [[], []]
 
     def set_time_ns(self, now: int) -> None:
         """Set the time; it never goes back."""
@@ -67,6 +70,7 @@ class ReferenceResolver(PeerRules):
         if any(request.obj is obj for request in self.requests):
             raise ValueError("request is pending already")
         if host_of(addr) == FAKE_HOST:
+            self.given[0].append((obj, 2))
             return Route(addr, 0, None, (), None, 0, fake=True)
         self.last_seq += 1
         request = Request(obj, addr, room, dp_rank, self.last_seq, self.clock.read(self.now))
@@ -84,6 +88,7 @@ class ReferenceResolver(PeerRules):
                 self.requests.remove(request)
                 self.decided.remove(request)
                 self._track(request, request.end)
+                self.given[0].append((obj, 2))
                 return request.end
             self._pump(peer)
         elif peer.state == "unknown":
@@ -134,6 +139,7 @@ class ReferenceResolver(PeerRules):
                     self._mark_down(peer)
             if peer.waits_for_poll and peer.state == "waiting":
                 self._leave_waiting(peer)
+        self.given = [[], self.given[0]]
         taken, self.decided = self.decided[:limit], self.decided[limit:]
         events, self.events = self.events, []
         if not taken and not events:
@@ -142,6 +148,7 @@ class ReferenceResolver(PeerRules):
         taken.sort(key=lambda request: request.seq)
         for request in taken:
             self.requests.remove(request)
+            self.given[0].append((request.obj, 2 if isinstance(request.end, Route) else 0))
             if isinstance(request.end, Route):
                 self._track(request, request.end)
         return Step(

@@ -39,6 +39,8 @@ class Rules:
     flights: dict[int, tuple[Peer, InFlight]]
     last_ticket: int
     routed_rooms: dict[int, str]
+    attempts: int
+    attempts_failed: int
 
     # Requests.
 

@@ -26,23 +26,23 @@ fn pending_request_costs_at_most_160_bytes_in_every_stage() {
         assert!(matches!(machine.add(Tick::ZERO, addr, room, None), Ok(Added::Pending(_))));
     }
     let commands = take_commands(&mut machine);
-    assert_eq!(machine.stats().need_info, PENDING);
+    assert_eq!(machine.stats(Tick::ZERO).need_info, PENDING);
     assert_bytes("waiting for the topology", before + bytes_of(&commands));
 
     answer(&mut machine, commands, |_| TOPOLOGY.to_vec());
     let commands = take_commands(&mut machine);
-    assert_eq!(machine.stats().need_dp_rank, PENDING);
+    assert_eq!(machine.stats(Tick::ZERO).need_dp_rank, PENDING);
     assert_bytes("waiting for the dp rank", before + bytes_of(&commands));
 
     answer(&mut machine, commands, all_ranks_1);
     let commands = take_commands(&mut machine);
-    assert_eq!(machine.stats().need_endpoints, PENDING);
+    assert_eq!(machine.stats(Tick::ZERO).need_endpoints, PENDING);
     assert_bytes("waiting for the endpoints", before + bytes_of(&commands));
 
     answer(&mut machine, commands, |_| br#"{"rank_ip":"10.0.0.7","rank_port":41000}"#.to_vec());
     let commands = take_commands(&mut machine);
     answer(&mut machine, commands, |_| TOPOLOGY.to_vec());
-    assert_eq!(machine.stats().decided, PENDING);
+    assert_eq!(machine.stats(Tick::ZERO).decided, PENDING);
     assert_bytes("decided", before);
 
     let mut ended = 0;

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 mod arguments;
 mod bell;
 mod driver;
+mod ends;
 mod errors;
 mod held;
 mod json;
@@ -14,6 +15,7 @@ mod retry;
 mod served_ranks;
 mod server;
 mod shared;
+mod stats;
 mod steps;
 mod topology;
 mod wire;
@@ -43,7 +45,7 @@ mod _core {
     #[pymodule_export]
     use super::topology::{DecodeRank, PrefillInfo};
     #[pymodule_export]
-    use super::wire::{canonical_address, parse_dp_ranks};
+    use super::wire::{canonical_address, parse_dp_ranks, parse_not_ready};
     use super::yardstick::EmptyAdd;
 
     /// The failure kinds with their HTTP statuses, limits, the topology queries, the version, and the benches' yardstick.

@@ -10,16 +10,18 @@ use disagg_core::pending::{AddError, Added, Machine, Options, Route};
 use disagg_core::time::Tick;
 use hashbrown::HashMap;
 use pyo3::PyTraverseError;
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyKeyError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt};
 
 use crate::bell::Bell;
 use crate::driver::Driver;
+use crate::ends::{End, Ends};
 use crate::held::Held;
 use crate::retry::RetryPolicy;
 use crate::shared::{Clock, Shared, State};
+use crate::stats;
 use crate::steps;
 use crate::topology::DecodeRank;
 
@@ -94,7 +96,7 @@ impl Resolver {
         let clock =
             if virtual_time { Clock::Virtual(AtomicU64::new(0)) } else { Clock::Monotonic(Instant::now()) };
         let machine = Machine::new(decode.get().inner().clone(), policy, options, clock.now());
-        let state = State { machine, held: Held::default(), routes: HashMap::new() };
+        let state = State { machine, held: Held::default(), ends: Ends::default(), routes: HashMap::new() };
         let shared =
             Shared { state: Mutex::new(state), clock, bell: Bell::new()?, forked: AtomicBool::new(false) };
         Ok(Self { shared: Arc::new(shared) })
@@ -116,11 +118,11 @@ impl Resolver {
             drop(state);
             return Err(PyValueError::new_err("request is pending already; discard it first"));
         }
-        let State { machine, routes, .. } = &mut *state;
+        let State { machine, routes, ends, .. } = &mut *state;
         let found = match machine.add(self.shared.clock.now(), addr, room, preset) {
-            Err(AddError::Addr(error)) => {
+            Err(error) => {
                 drop(state);
-                return Err(PyValueError::new_err(format!("address {addr:?}: {error}")));
+                return Err(bad_address(addr, error));
             }
             Ok(Added::Fake(route)) => Found::ToMake(route),
             Ok(Added::Routed(route)) => match routes.get(&route.id) {
@@ -133,7 +135,9 @@ impl Resolver {
                 return Ok(None);
             }
         };
+        let forgotten = ends.give_at_once(request.clone().unbind());
         drop(state);
+        drop(forgotten);
         match found {
             Found::Ready(route) => Ok(Some(route)),
             Found::ToMake(route) => self.shared.make_route(py, &route).map(Some),
@@ -149,12 +153,14 @@ impl Resolver {
             let mut state = self.shared.live(py)?;
             let mut step = state.machine.poll(self.shared.clock.now(), limit);
             self.shared.ring_if_needed(&mut state);
+            let forgotten = state.ends.turn();
             if step.seq == 0 {
                 drop(state);
+                drop(forgotten);
                 return steps::empty(py);
             }
             let ended = mem::take(&mut step.ended);
-            (step, state.take(py, ended), state.retire())
+            (step, state.take(py, ended), (state.retire(), forgotten))
         };
         drop(retired);
         steps::to_python(py, &self.shared, step, taken)
@@ -219,9 +225,45 @@ impl Resolver {
         self.shared.ring_if_needed(&mut state);
     }
 
+    fn state_of(&self, request: &Bound<'_, PyAny>) -> PyResult<u8> {
+        let mut state = self.shared.live(request.py())?;
+        if state.held.find(request.as_unbound()).is_some() {
+            return Ok(PENDING);
+        }
+        let end = state.ends.find(request.as_unbound());
+        drop(state);
+        end.map(End::state).ok_or_else(unknown_request)
+    }
+
+    fn explain(&self, request: &Bound<'_, PyAny>) -> PyResult<String> {
+        let mut state = self.shared.live(request.py())?;
+        let now = self.shared.clock.now();
+        let held = state.held.find(request.as_unbound());
+        let text = match held.and_then(|id| state.machine.explain(now, id)) {
+            Some(text) => Some(text),
+            None => state
+                .ends
+                .find(request.as_unbound())
+                .map(|end| format!("has ended: {}", end.as_str())),
+        };
+        drop(state);
+        text.ok_or_else(unknown_request)
+    }
+
+    fn explain_peer(&self, py: Python<'_>, addr: &str) -> PyResult<String> {
+        let state = self.shared.live(py)?;
+        let text = state.machine.explain_peer(self.shared.clock.now(), addr);
+        drop(state);
+        let text = text.map_err(|error| bad_address(addr, error))?;
+        text.ok_or_else(|| PyKeyError::new_err(format!("no request named {addr} yet, or not for long")))
+    }
+
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.shared.lock(py).machine.stats();
-        steps::stats_to_python(py, &stats)
+        let (stats, ends) = {
+            let state = self.shared.lock(py);
+            (state.machine.stats(self.shared.clock.now()), state.ends.len())
+        };
+        stats::to_python(py, &stats, ends)
     }
 
     /// What the network side drives.
@@ -255,7 +297,7 @@ impl Resolver {
         let Ok(state) = self.shared.state.try_lock() else {
             return Ok(());
         };
-        for object in state.held.iter() {
+        for object in state.held.iter().chain(state.ends.iter()) {
             visit.call(object)?;
         }
         state.routes.values().try_for_each(|route| visit.call(route))
@@ -265,7 +307,7 @@ impl Resolver {
         let Ok(mut state) = self.shared.state.try_lock() else {
             return;
         };
-        let dropped = (state.held.let_all_go(), mem::take(&mut state.routes));
+        let dropped = (state.held.let_all_go(), mem::take(&mut state.ends), mem::take(&mut state.routes));
         drop(state);
         drop(dropped);
     }
@@ -282,8 +324,16 @@ impl Resolver {
         let known = tell(&mut state.machine, self.shared.clock.now(), addr);
         self.shared.ring_if_needed(&mut state);
         drop(state);
-        known.map_err(|AddError::Addr(error)| PyValueError::new_err(format!("address {addr:?}: {error}")))
+        known.map_err(|error| bad_address(addr, error))
     }
+}
+
+fn bad_address(addr: &str, AddError::Addr(error): AddError) -> PyErr {
+    PyValueError::new_err(format!("address {addr:?}: {error}"))
+}
+
+fn unknown_request() -> PyErr {
+    PyKeyError::new_err("request is not pending, and did not end within the last two polls")
 }
 
 fn room_of(room: &Bound<'_, PyAny>) -> PyResult<Room> {
@@ -308,3 +358,6 @@ fn preset_of(dp_rank: &Bound<'_, PyAny>) -> PyResult<u32> {
 fn shown(value: &Bound<'_, PyAny>) -> String {
     value.repr().map_or_else(|_| String::from("?"), |text| text.to_string().chars().take(80).collect())
 }
+
+/// The state of a request that has no end yet, between those of [`End`].
+const PENDING: u8 = 1;

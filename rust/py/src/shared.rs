@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use crate::bell::Bell;
+use crate::ends::{End, Ends};
 use crate::held::Held;
 use crate::steps::{self, Taken};
 
@@ -37,6 +38,8 @@ pub struct State {
     pub machine: Machine,
     /// The objects of the requests that are held.
     pub held: Held,
+    /// Ends that were given a moment ago.
+    pub ends: Ends,
     /// Ready-made `Route`s of what the machine has cached.
     pub routes: HashMap<RouteId, Py<PyAny>>,
 }
@@ -115,7 +118,9 @@ impl State {
             };
             Taken { object, outcome, made }
         });
-        taken.collect()
+        let taken: Vec<Taken> = taken.collect();
+        self.ends.give(taken.iter().map(|taken| (taken.object.clone_ref(py), End::from(&taken.outcome))));
+        taken
     }
 
     /// The objects of routes that are not given out any more, to be dropped after unlocking.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use disagg_core::failure::Failure;
 use disagg_core::ids::RouteId;
-use disagg_core::pending::{CommandKind, Event, Outcome, Route, Stats, Step};
+use disagg_core::pending::{Event, Outcome, Route, Step};
 use hashbrown::HashMap;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::types::{PyTuple, PyType};
 
 use crate::rank_mapping::RankMapping;
 use crate::shared::Shared;
@@ -96,40 +96,6 @@ pub fn route_to_python(py: Python<'_>, route: &Route) -> PyResult<Py<PyAny>> {
         route.fake,
     );
     class(py, &ROUTE, "Route")?.call1(fields).map(Bound::unbind)
-}
-
-/// Counts of everything, for people and metrics.
-pub fn stats_to_python<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
-    let counts = |pairs: &[(&str, u64)]| -> PyResult<Bound<'py, PyDict>> {
-        let dict = PyDict::new(py);
-        pairs.iter().try_for_each(|(name, count)| dict.set_item(name, count))?;
-        Ok(dict)
-    };
-    let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-    let [unknown, fetching, waiting, ready, marked] = stats.peers.map(count);
-    let dict = PyDict::new(py);
-    let pending = [
-        ("need_info", count(stats.need_info)),
-        ("need_dp_rank", count(stats.need_dp_rank)),
-        ("need_endpoints", count(stats.need_endpoints)),
-        ("decided", count(stats.decided)),
-    ];
-    dict.set_item("pending", counts(&pending)?)?;
-    let peers = [
-        ("unknown", unknown),
-        ("fetching", fetching),
-        ("waiting", waiting),
-        ("ready", ready),
-        ("marked", marked),
-    ];
-    dict.set_item("peers", counts(&peers)?)?;
-    let http: Vec<(&str, u64)> = CommandKind::HTTP.iter().map(|kind| kind.as_str()).zip(stats.http).collect();
-    dict.set_item("http", counts(&http)?)?;
-    dict.set_item("rooms", stats.rooms)?;
-    dict.set_item("tombstones", stats.tombstones)?;
-    dict.set_item("in_flight", stats.in_flight)?;
-    dict.set_item("evictions", stats.evictions)?;
-    Ok(dict)
 }
 
 fn failure_to_python(py: Python<'_>, failure: &Failure) -> PyResult<Py<PyAny>> {

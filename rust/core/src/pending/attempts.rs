@@ -16,10 +16,17 @@ use crate::time::Tick;
 impl Machine {
     pub(super) fn start_attempt(&mut self, at: u32) {
         self.peers.at_mut(at).state = PeerState::Fetching;
+        self.attempts += 1;
         self.fetch(at, Purpose::Attempt, self.now);
     }
 
-    pub(super) fn fetch(&mut self, at: u32, purpose: Purpose, started: Tick) {
+    /// Ask a marked peer whether it is back.
+    pub(super) fn start_probe(&mut self, at: u32) {
+        self.attempts += 1;
+        self.fetch(at, Purpose::Probe, self.now);
+    }
+
+    fn fetch(&mut self, at: u32, purpose: Purpose, started: Tick) {
         let ticket =
             self.send(at, purpose, started, sentinel(CommandKind::Topology, self.peers.at(at).dialect));
         self.peers.at_mut(at).fetch = Some(ticket);
@@ -31,10 +38,13 @@ impl Machine {
             Answer::Good(info) => self.become_ready(at, *info, instance),
             Answer::AskOlderForm => {
                 self.peers.at_mut(at).dialect = Dialect::E2;
-                self.fetch(at, flight.purpose, flight.started);
+                return self.fetch(at, flight.purpose, flight.started);
             }
             Answer::Permanent { kind, text } => self.refuse(at, kind, &text),
             Answer::Transient { kind, text } => self.attempt_failed(at, flight, kind, text),
+        }
+        if self.peers.at(at).ready().is_none() {
+            self.attempts_failed += 1;
         }
     }
 

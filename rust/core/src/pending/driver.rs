@@ -11,31 +11,6 @@ use crate::ids::{RouteId, Ticket};
 use crate::retry::seconds;
 use crate::time::Tick;
 
-/// How much is held, and how much was done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Requests that wait for a topology.
-    pub need_info: usize,
-    /// Requests that wait for their dp rank.
-    pub need_dp_rank: usize,
-    /// Requests that wait for endpoints.
-    pub need_endpoints: usize,
-    /// Requests whose end waits for a poll.
-    pub decided: usize,
-    /// Addresses: unknown, fetching, waiting, ready, marked.
-    pub peers: [usize; 5],
-    /// Rooms that are held.
-    pub rooms: usize,
-    /// Rooms that were told failed before their request came.
-    pub tombstones: usize,
-    /// HTTP requests in flight or on their way to the transport.
-    pub in_flight: usize,
-    /// HTTP requests handed out, by [`CommandKind::HTTP`].
-    pub http: [u64; 4],
-    /// Addresses given up to make room for others.
-    pub evictions: u64,
-}
-
 impl Machine {
     /// The next thing for the transport to do. Ask again until it is None, after everything that changes state.
     #[must_use]
@@ -156,38 +131,6 @@ impl Machine {
         core::mem::take(&mut self.retired)
     }
 
-    /// Counts of everything.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        let requests = &self.requests;
-        let (decided, asking, endpoints) =
-            (requests.decided.len(), requests.need_dp_rank.len(), requests.need_endpoints.len());
-        let mut peers = [0; 5];
-        for (_, peer) in self.peers.iter() {
-            let [unknown, fetching, waiting, ready, marked] = &mut peers;
-            *match peer.state {
-                PeerState::Unknown => unknown,
-                PeerState::Fetching => fetching,
-                PeerState::Waiting { .. } => waiting,
-                PeerState::Ready(_) => ready,
-                PeerState::Marked { .. } => marked,
-            } += 1;
-        }
-        let count = crate::ids::index;
-        Stats {
-            need_info: count(requests.ages.len() - asking - endpoints),
-            need_dp_rank: count(asking),
-            need_endpoints: count(endpoints),
-            decided,
-            peers,
-            rooms: requests.rooms.len(),
-            tombstones: self.tombstones.len(),
-            in_flight: self.flights.len(),
-            http: self.http,
-            evictions: self.evictions,
-        }
-    }
-
     /// Start whatever a ready peer is due for.
     pub(super) fn pump(&mut self, at: u32) {
         if self.peers.get(at).is_some_and(|peer| peer.ready().is_some()) {
@@ -210,7 +153,7 @@ impl Machine {
         match peer.state {
             PeerState::Waiting { until, for_poll: false } if until <= now => self.leave_waiting(at),
             PeerState::Marked { until, .. } if until <= now && peer.fetch.is_none() => {
-                self.fetch(at, Purpose::Probe, now);
+                self.start_probe(at);
             }
             PeerState::Ready(_) => self.retry_lookups(at),
             PeerState::Unknown

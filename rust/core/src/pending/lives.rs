@@ -49,7 +49,7 @@ impl Machine {
         Ok(true)
     }
 
-    fn find_spelled(&self, address: &str) -> Result<Option<u32>, AddError> {
+    pub(super) fn find_spelled(&self, address: &str) -> Result<Option<u32>, AddError> {
         let addr = addr::canonical(address, self.options.default_port).map_err(AddError::Addr)?;
         Ok(self.peers.find(&addr))
     }

@@ -7,6 +7,7 @@ mod decided;
 mod dp_rank;
 mod driver;
 mod endpoints;
+mod explain;
 mod lives;
 mod options;
 mod peer;
@@ -16,6 +17,7 @@ mod requests;
 mod rooms;
 mod route;
 mod slots;
+mod stats;
 mod told;
 
 use alloc::collections::VecDeque;
@@ -29,10 +31,10 @@ use core::time::Duration;
 use hashbrown::HashMap;
 
 pub use add::{AddError, Added};
-pub use driver::Stats;
 pub use options::{OptionError, Options};
 pub use route::{Command, CommandKind, Endpoint, Event, EventKind, Route, Step};
 pub use slots::Outcome;
+pub use stats::Stats;
 
 use crate::failure::{Failure, FailureKind};
 use crate::ids::{Room, RouteId, Ticket};
@@ -68,6 +70,8 @@ pub struct Machine {
     /// No request is placed any more, and why.
     dead: Option<(FailureKind, String)>,
     http: [u64; 4],
+    attempts: u64,
+    attempts_failed: u64,
     evictions: u64,
     /// When the driver means to call `on_timer` next, as far as it was told.
     announced: Option<Tick>,
@@ -131,6 +135,8 @@ impl Machine {
             retired: Vec::new(),
             dead: None,
             http: [0; 4],
+            attempts: 0,
+            attempts_failed: 0,
             evictions: 0,
             announced: None,
             rung: false,
@@ -197,7 +203,7 @@ struct HttpRequest {
 
 impl fmt::Debug for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Machine").field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("Machine").field("stats", &self.stats(self.now)).finish_non_exhaustive()
     }
 }
 
