@@ -1,0 +1,181 @@
+"""The topology fetch and its budget (CASES.md area 2) in virtual time, core and reference side by side."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from machines import (
+    A,
+    B,
+    Request,
+    add,
+    answer_endpoints,
+    answer_topology,
+    endpoint,
+    make,
+    run,
+    topology,
+)
+
+
+def test_attempts_are_counted_and_spaced_by_wall_clock():
+    """A2-06: 15 attempts 1 s apart end between 14 and 16 s, however often the loop polls."""
+    pair = make()
+    request = add(pair, "a")
+    tried = 0
+
+    def refuse(flight):
+        nonlocal tried
+        tried += 1
+        pair.fail(flight)
+
+    refuse(pair.only("topology"))
+    while request not in pair.ends:
+        run(pair, 0.05, on_flight=refuse)
+        assert pair.now < 17e9
+    assert 14e9 <= pair.now <= 16e9
+    assert tried == 15
+    assert pair.ends[request].kind == "unreachable"
+    assert pair.ends[request].attempts == 15
+
+
+def test_late_request_gets_its_own_minimum_wait_and_the_next_fails_fast():
+    """A2-13: the budget is the address's, the wait is each request's."""
+    pair = make()
+    first = add(pair, "A")
+    pair.fail(pair.only("topology"))
+    run(pair, 13.5, on_flight=pair.fail)
+    second = add(pair, "B")
+    run(pair, 1.5, on_flight=pair.fail)
+    assert pair.ends[first].kind == "unreachable"
+    assert second in pair.held
+    third = add(pair, "C")
+    pair.poll()
+    assert pair.ends[third].kind == "cooldown"
+    run(pair, 5, on_flight=pair.fail)
+    assert pair.ends[second].kind == "unreachable"
+
+
+def test_a_success_while_a_younger_one_waits_admits_it():
+    pair = make({"max_attempts": 1})
+    old = add(pair, "old")
+    run(pair, 4.9)
+    young = add(pair, "young")
+    run(pair, 0.2)
+    pair.fail(pair.only("topology"), "timeout", "no answer")
+    pair.poll()
+    assert pair.ends[old].kind == "unreachable"
+    run(pair, 0.1)
+    answer_topology(pair, topology())
+    answer_endpoints(pair)
+    answer_topology(pair, topology())
+    pair.poll()
+    assert pair.ends[young].dp_rank == 0
+
+
+def test_the_last_attempts_success_admits():
+    """A2-07: counted when it fails, so the last one may still succeed."""
+    pair = make({"max_attempts": 2, "min_wait_s": 0.0})
+    request = add(pair, "a")
+    pair.fail(pair.only("topology"))
+    run(pair, 1.0)
+    answer_topology(pair, topology())
+    answer_endpoints(pair)
+    answer_topology(pair, topology())
+    pair.poll()
+    assert pair.ends[request].endpoints[0].port == 5000
+
+
+@pytest.mark.parametrize("status", [302, 401, 403, 404, 405, 415, 422])
+def test_permanent_answer_fails_at_once_and_burns_no_attempts(status):
+    """A2-14: another attempt would get the same answer."""
+    pair = make()
+    request = add(pair, "a")
+    pair.answer(pair.only("topology"), status)
+    pair.poll()
+    failure = pair.ends[request]
+    assert (failure.kind, failure.attempts) == ("not_a_registry", 1)
+    assert str(status) in failure.reason
+    assert not pair.flights
+
+
+def test_400_is_asked_in_the_older_form_within_the_same_attempt():
+    pair = make({"max_attempts": 1, "min_wait_s": 0.0})
+    request = add(pair, "a", room=5)
+    pair.answer(pair.only("topology"), 400)
+    older = pair.only("topology")
+    assert older.path == "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1"
+    body = json.dumps({"prefill_attn_tp_size": 1, "prefill_dp_size": 4, "prefill_pp_size": 1}).encode()
+    pair.answer(older, 200, body)
+    answer_endpoints(pair)
+    answer_topology(pair, body)
+    pair.poll()
+    assert pair.ends[request].dp_rank == 1, "that era has no dp-rank routes: room modulo dp size"
+
+
+def test_mismatch_concerns_its_peer_only_and_is_checked_again():
+    """A2-10, A5-20: both values in the text, no retries, and usable again after the mark's time."""
+    pair = make()
+    bad, good = add(pair, "bad", A), add(pair, "good", B)
+    at_a, at_b = sorted(pair.flights, key=lambda flight: flight.addr)
+    pair.answer(at_a, 200, topology(page_size=32))
+    pair.answer(at_b, 200, topology())
+    answer_endpoints(pair)
+    answer_topology(pair, topology())
+    pair.poll()
+    failure = pair.ends[bad]
+    assert (failure.kind, failure.http_status) == ("incompatible", 409)
+    assert "64" in failure.reason
+    assert "32" in failure.reason
+    assert pair.ends[good].addr == B
+    again = add(pair, "again", A)
+    pair.poll()
+    assert pair.ends[again].kind == "incompatible"
+    run(pair, 15.1)
+    probe = [flight for flight in pair.flights if flight.addr == A]
+    pair.answer(probe[0], 200, topology())
+    assert pair.add(Request("now"), A, 77) is None
+    pair.poll()
+    assert "now" not in [request.name for request in pair.ends]
+
+
+def test_128_requests_cost_one_fetch_one_confirmation_and_one_lookup():
+    """A1-03."""
+    pair = make()
+    for name in range(128):
+        add(pair, name)
+    seen = []
+
+    def answer(flight):
+        seen.append(flight.kind)
+        pair.answer(flight, 200, endpoint() if flight.kind == "endpoint" else topology(tp=2))
+
+    pair = make()
+    requests = [add(pair, name) for name in range(128)]
+    while pair.flights:
+        answer(pair.flights[0])
+    pair.poll()
+    assert sorted(seen) == ["endpoint", "endpoint", "topology", "topology"]
+    assert len({id(pair.ends[request]) for request in requests}) == 1
+
+
+def test_per_cycle_attempts_are_released_by_polls():
+    pair = make({"max_attempts": 3}, per_cycle=True, request_timeout_s=1000.0)
+    add(pair, "a")
+    for _ in range(2):
+        pair.fail(pair.only("topology"))
+        assert not pair.flights
+        pair.poll()
+    pair.fail(pair.only("topology"))
+    run(pair, 5.1, on_flight=pair.fail)
+    assert not pair.held
+
+
+def test_what_a_peer_sent_reaches_no_terminal_raw():
+    pair = make({"max_attempts": 1, "min_wait_s": 0.0})
+    request = add(pair, "a")
+    pair.fail(pair.only("topology"), "reset", "\x1b[31mred\r\nand a new line\x00")
+    pair.poll()
+    assert pair.ends[request].reason.isprintable()
