@@ -13,6 +13,7 @@ connection is closed. `tests/conftest.py` may offer `HostileHost` as a fixture; 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import socket
 import struct
@@ -289,3 +290,26 @@ def continues_for_ever():
 def garbage():
     """Bytes that are no HTTP (an SSH server's greeting)."""
     return says(b"SSH-2.0-OpenSSH_9.6 secret-of-the-peer\r\n")
+
+
+# -- addresses at which no peer listens
+
+
+@contextlib.contextmanager
+def refusing_address():
+    """An address that refuses connections, and that nobody else gets meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def black_hole():
+    """An address that drops connection requests, because its queue of them is full."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        yield f"127.0.0.1:{full.getsockname()[1]}"

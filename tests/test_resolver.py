@@ -16,6 +16,7 @@ import pytest
 
 import disagg
 from machines import Request
+from polling import poll_until
 
 DECODE = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, page_size=64)
 QUICK = disagg.RetryPolicy(max_attempts=2, interval_s=0.1, min_wait_s=0.0)
@@ -34,22 +35,11 @@ def run_python(code):
     return run.stdout
 
 
-def poll_until(resolver, count, timeout_s=10):
-    ends = []
-    until = time.monotonic() + timeout_s
-    while len(ends) < count:
-        assert time.monotonic() < until, ends
-        step = resolver.poll()
-        ends += [*step.resolved, *step.failed]
-        time.sleep(0.001)
-    return ends
-
-
 def test_dead_peer_fails_with_address_attempts_and_last_error():
     with disagg.Resolver(DECODE, QUICK) as resolver:
         request = Request("a")
         assert resolver.add(request, NOBODY, 1) is None
-        ((ended, failure),) = poll_until(resolver, 1)
+        ((ended, failure),) = poll_until(resolver, 1).items()
     assert ended is request
     assert (failure.kind, failure.http_status, failure.addr, failure.attempts) == ("unreachable", 503, NOBODY, 2)
     assert failure.reason.startswith("127.0.0.1:1: gave up after 2 attempts: ")
@@ -60,7 +50,7 @@ def test_requests_of_one_event_share_one_failure():
     with disagg.Resolver(DECODE, QUICK) as resolver:
         for room in range(3):
             resolver.add(Request(room), NOBODY, room)
-        failures = [failure for _, failure in poll_until(resolver, 3)]
+        failures = list(poll_until(resolver, 3).values())
     assert failures[0] is failures[1] is failures[2]
 
 
@@ -143,7 +133,7 @@ def test_values_pickle_and_owners_do_not():
     with disagg.Resolver(DECODE, QUICK) as resolver:
         for room in range(2):
             resolver.add(Request(room), NOBODY, room)
-        failure = poll_until(resolver, 2)[0][1]
+        failure = next(iter(poll_until(resolver, 2).values()))
         with pytest.raises(TypeError, match="cannot pickle"):
             pickle.dumps(resolver)
     with disagg.BootstrapServer() as server, pytest.raises(TypeError, match="cannot pickle"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 
 import pytest
@@ -14,6 +13,7 @@ from hostile import (
     HostileHost,
     answers,
     big_body,
+    black_hole,
     closes_half_way,
     continues_for_ever,
     drips,
@@ -25,6 +25,7 @@ from hostile import (
     many_headers,
     not_ready,
     redirects,
+    refusing_address,
     resets,
     response,
     says,
@@ -107,15 +108,8 @@ def test_a_heartbeat_has_a_timeout_of_its_own(host, machine):
 
 
 def test_a_connection_that_is_not_accepted_ends_with_the_connect_timeout(machine):
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
-        addr = f"127.0.0.1:{full.getsockname()[1]}"
-        fillers = [socket.socket() for _ in range(4)]
-        for filler in fillers:  # the queue is full: further connection requests are dropped
-            filler.setblocking(False)
-            filler.connect_ex(full.getsockname())
+    with black_hole() as addr:
         fact, took_s = timed(machine, addr)
-        for filler in fillers:
-            filler.close()
     assert (fact.what, fact.message) == ("timeout", "no connection within 0.3 s")
     assert 0.3 <= took_s < 0.5
 
@@ -124,9 +118,8 @@ def test_a_connection_that_is_not_accepted_ends_with_the_connect_timeout(machine
 
 
 def test_a_refused_connection_is_one_fact_at_once(machine):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        fact, took_s = timed(machine, f"127.0.0.1:{closed.getsockname()[1]}")
+    with refusing_address() as addr:
+        fact, took_s = timed(machine, addr)
     assert (fact.what, fact.message) == ("refused", "connection refused (ECONNREFUSED)")
     assert took_s < 0.2
 
