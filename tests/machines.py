@@ -13,6 +13,7 @@ from disagg import _core
 from disagg.reference.model import Options, Policy
 from disagg.reference.pending import ReferenceResolver
 
+MS = 1_000_000
 SECOND = 1_000_000_000
 ROOMS = itertools.count(1000)
 A, B = "10.0.0.1:8998", "10.0.0.2:8998"
@@ -270,6 +271,13 @@ def answer_topology(pair, body, instance=None):
 def answer_endpoints(pair, port=5000):
     while lookups := [flight for flight in pair.flights if flight.kind == "endpoint"]:
         pair.answer(lookups[0], 200, endpoint(port))
+
+
+def answer_all(pair, body):
+    """Answer well until nothing is asked any more: topology queries with `body`, look-ups with an endpoint."""
+    while pair.flights:
+        flight = pair.flights[0]
+        pair.answer(flight, 200, endpoint() if flight.kind == "endpoint" else body)
 
 
 def make_ready(pair, body, addr=A, room=1, instance=None, port=5000):

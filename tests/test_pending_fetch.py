@@ -11,10 +11,12 @@ from machines import (
     B,
     Request,
     add,
+    answer_all,
     answer_endpoints,
     answer_topology,
     endpoint,
     make,
+    make_ready,
     run,
     topology,
 )
@@ -88,6 +90,32 @@ def test_the_last_attempts_success_admits():
     assert pair.ends[request].endpoints[0].port == 5000
 
 
+def test_the_last_attempts_mismatch_is_said_instead_of_the_spent_budget():
+    """A2-07: what an answer says counts, also when another failure would have been the last."""
+    pair = make({"max_attempts": 2, "min_wait_s": 0.0})
+    request = add(pair, "a")
+    pair.fail(pair.only("topology"))
+    run(pair, 1.0)
+    answer_topology(pair, topology(page_size=32))
+    pair.poll()
+    assert (pair.ends[request].kind, pair.ends[request].attempts) == ("incompatible", 2)
+
+
+def test_cycles_while_an_answer_is_awaited_ask_nothing_and_spend_nothing():
+    """A2-07: four peers that accept and never answer, 3 s of a loop at 1 kHz."""
+    pair = make({"max_attempts": 1, "min_wait_s": 0.0})
+    addresses = [f"10.0.1.{n}:8998" for n in range(4)]
+    requests = [add(pair, addr, addr) for addr in addresses]
+    for _ in range(3000):
+        pair.advance(0.001)
+        assert sorted(flight.addr for flight in pair.flights) == addresses
+    assert pair.core.stats()["http"]["topology"] == 4
+    assert pair.held == requests
+    # Within 1 s of the attempt's start or not: an answer is used when it comes, and by the only attempt there is.
+    answer_all(pair, topology())
+    assert [request for request, _ in pair.poll().resolved] == requests
+
+
 @pytest.mark.parametrize("status", [302, 401, 403, 404, 405, 415, 422])
 def test_permanent_answer_fails_at_once_and_burns_no_attempts(status):
     """A2-14: another attempt would get the same answer."""
@@ -99,6 +127,63 @@ def test_permanent_answer_fails_at_once_and_burns_no_attempts(status):
     assert (failure.kind, failure.attempts) == ("not_a_registry", 1)
     assert str(status) in failure.reason
     assert not pair.flights
+
+
+def test_503_is_not_ready_and_asked_again_on_the_budget():
+    """A2-04, the client's half: a registry that is not complete yet is no error."""
+    pair = make({"max_attempts": 3, "min_wait_s": 0.0})
+    early = add(pair, "early")
+    for _ in range(2):
+        pair.answer(pair.only("topology"), 503)
+        run(pair, 1.0)
+    answer_topology(pair, topology())
+    answer_endpoints(pair)
+    answer_topology(pair, topology())
+    pair.poll()
+    assert pair.ends[early].dp_rank == 0
+    never = add(pair, "never", B)
+    run(pair, 3.0, on_flight=lambda flight: pair.answer(flight, 503 if flight.addr == B else 200, topology()))
+    failure = pair.ends[never]
+    assert (failure.kind, failure.http_status, failure.attempts) == ("not_ready", 503, 3)
+
+
+def test_failure_names_the_address_that_was_dialled():
+    """A2-02: the peer is on port 8998, requests say 8997."""
+    pair = make({"max_attempts": 2, "min_wait_s": 0.0})
+    right, wrong = add(pair, "right", "localhost:8998"), add(pair, "wrong", "localhost:8997")
+
+    def answer(flight):
+        if flight.addr == "localhost:8997":
+            pair.fail(flight)
+        else:
+            pair.answer(flight, 200, endpoint() if flight.kind == "endpoint" else topology())
+
+    run(pair, 2.0, on_flight=answer)
+    failure = pair.ends[wrong]
+    assert (failure.kind, failure.addr) == ("unreachable", "localhost:8997")
+    assert failure.reason.startswith("localhost:8997: ")
+    assert pair.ends[right].addr == "localhost:8998"
+
+
+def test_failed_request_stays_failed_whatever_is_answered_later():
+    """A2-03: the topology is good, the rank's look-up says 404."""
+    pair = make()
+    request = add(pair, "a")
+    answer_topology(pair, topology())
+    lookups = []
+    for _ in range(2):
+        lookups.append(pair.only("endpoint"))
+        pair.answer(lookups[-1], 404)
+        for read in [flight for flight in pair.flights if flight.kind == "topology"]:
+            pair.answer(read, 200, topology())
+    pair.poll()
+    failure = pair.ends[request]
+    assert failure.kind == "rank_missing"
+    for lookup in lookups:
+        pair.answer_again(lookup, endpoint())
+    run(pair, 20, on_flight=lambda flight: pair.answer(flight, 200, topology()))
+    assert pair.ends == {request: failure}
+    assert pair.ends[request] is failure, "no second end, and not another one"
 
 
 def test_400_is_asked_in_the_older_form_within_the_same_attempt():
@@ -179,3 +264,29 @@ def test_what_a_peer_sent_reaches_no_terminal_raw():
     pair.fail(pair.only("topology"), "reset", "\x1b[31mred\r\nand a new line\x00")
     pair.poll()
     assert pair.ends[request].reason.isprintable()
+
+
+def test_address_without_a_port_gets_the_default_one():
+    """A2-16: routers leave the port out."""
+    pair = make(default_port=8998)
+    add(pair, "a", "p1")
+    assert pair.only("topology").addr == "p1:8998"
+
+
+@pytest.mark.parametrize(("addr", "default_port"), [("p1", None), ("p1:None", 8998), ("p1:null", 8998), ("p1:", 8998)])
+def test_address_whose_port_is_missing_is_refused_at_add(addr, default_port):
+    """A2-16: no default, or a null that was printed; the caller's error, and nothing of it stays."""
+    pair = make(default_port=default_port)
+    assert pair.add(Request("a"), addr, 1) is ValueError
+    assert not pair.flights
+    assert not any(pair.core.stats()["pending"].values())
+
+
+def test_rooms_of_a_batch_are_distinct():
+    """A2-16: a router that gives one room to a batch means room + i for the i-th."""
+    pair = make()
+    make_ready(pair, topology(dp=4), room=99)
+    batch = [add(pair, i, room=100 + i) for i in range(4)]
+    answer_all(pair, topology(dp=4))
+    pair.poll()
+    assert [pair.ends[request].dp_rank for request in batch] == [0, 1, 2, 3]
