@@ -83,9 +83,12 @@ def test_rank_that_is_not_found_is_looked_up_once_more_and_then_missing():
 
 
 def test_failure_lists_the_ranks_that_had_been_read():
-    """A3-11."""
+    """A3-11: none before any contact, afterwards those that may have heard of the request."""
     pair = make({}, {"attn_tp_size": 1, "engine_rank": 0, "kv": "mla"})
-    request = add(pair, "a")
+    early, request = add(pair, "early", B), add(pair, "a")
+    pair.both("peer_lost", B)
+    pair.poll()
+    assert pair.ends[early].contacted == ()
     answer_topology(pair, topology(tp=2))
     pair.answer(next(f for f in pair.flights if "target_tp_rank=0" in f.path), 200, endpoint())
     pair.both("peer_lost", A)
