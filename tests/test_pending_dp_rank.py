@@ -7,7 +7,10 @@ import json
 import pytest
 
 from machines import (
+    A,
+    Request,
     add,
+    answer_all,
     answer_endpoints,
     answer_topology,
     endpoint,
@@ -16,6 +19,20 @@ from machines import (
     run,
     topology,
 )
+
+
+def test_rooms_of_one_address_are_asked_for_in_one_query():
+    """A4-01: 5 requests, 4 dp ranks that do not follow the room."""
+    pair = make()
+    requests = [add(pair, room, room=room) for room in (50, 51, 52, 53, 54)]
+    answer_topology(pair, topology(dp=4, follow=False))
+    query = pair.only("dp_ranks")
+    assert (query.path, query.rooms) == ("/query_dp_ranks", [50, 51, 52, 53, 54])
+    pair.answer(query, 200, b'{"50": 3, "51": 2, "52": 1, "53": 0, "54": 3}')
+    answer_all(pair, topology(dp=4, follow=False))
+    pair.poll()
+    assert [pair.ends[request].dp_rank for request in requests] == [3, 2, 1, 0, 3]
+    assert pair.core.stats()["http"]["dp_ranks"] == 1
 
 
 def test_dp_rank_that_never_comes_ends_the_request_alone_at_its_deadline():
@@ -65,6 +82,59 @@ def test_one_dp_rank_needs_no_query(force_query):
     assert route.dp_rank == 0
 
 
+def test_rank_that_a_router_wrote_into_the_room_is_found_without_a_query():
+    """A4-07: room mod dp size is the rank; 10,000 rooms for rank 5 of 8, up to the greatest room there is."""
+    pair = make()
+    make_ready(pair, topology(dp=8), room=5)
+    rooms = [8 * n + 5 for n in range(5000)] + [2**63 - 3 - 8 * n for n in range(5000)]
+    assert {pair.add(Request(room), A, room).dp_rank for room in rooms} == {5}
+    assert pair.core.stats()["http"]["dp_ranks"] == 0
+
+
+def test_peer_that_grew_and_says_that_its_size_may_change_is_asked_instead_of_calculated():
+    """A4-09: room 2 is on rank 0 of 2; of 4 that may become more, it has to be asked for."""
+    pair = make()
+    assert make_ready(pair, topology(dp=2), room=2).dp_rank == 0
+    grown = topology(dp=4, dynamic_dp_size=True)
+    run(pair, 5.1)
+    pair.answer(pair.only("heartbeat"), 200, grown)
+    assert [event.kind for event in pair.poll().events] == ["peer_restarted"]
+    request = add(pair, "asked for", room=2)
+    query = pair.only("dp_ranks")
+    assert query.rooms == [2]
+    pair.answer(query, 200, b'{"2": 3}')
+    answer_endpoints(pair)
+    answer_topology(pair, grown)
+    pair.poll()
+    assert pair.ends[request].dp_rank == 3
+
+
+@pytest.mark.parametrize(("room", "rank"), [(0, 0), (2**63 - 1, 7)])
+def test_rank_of_the_least_and_of_the_greatest_room(room, rank):
+    """A4-12."""
+    assert make_ready(make(), topology(dp=8), room=room).dp_rank == rank
+
+
+@pytest.mark.parametrize("room", [2**63, -1, "0042"])
+def test_room_that_is_no_room_is_the_callers_error(room):
+    """A4-12: a remainder of a negative number, or a key that no answer has, would be a silent mistake."""
+    pair = make()
+    assert pair.add(Request("a"), A, room) is ValueError
+    assert not pair.flights
+
+
+def test_rank_in_an_answer_may_be_a_numeric_string():
+    """A4-12."""
+    pair = make()
+    request = add(pair, "a", room=42)
+    answer_topology(pair, topology(dp=4, follow=False))
+    pair.answer(pair.only("dp_ranks"), 200, b'{"42":"3"}')
+    answer_endpoints(pair)
+    answer_topology(pair, topology(dp=4, follow=False))
+    pair.poll()
+    assert pair.ends[request].dp_rank == 3
+
+
 @pytest.mark.parametrize(("preset", "force_query", "expected"), [(None, False, 1), (0, False, 0), (0, True, 0)])
 def test_preset_wins_over_the_room_and_over_a_forced_query(preset, force_query, expected):
     """A4-05."""
@@ -99,7 +169,10 @@ def test_a_bound_request_keeps_its_dp_rank():
     pair = make()
     request = add(pair, "a", room=1102)
     answer_topology(pair, topology(dp=2, follow=False))
-    pair.answer(pair.only("dp_ranks"), 200, b'{"1102": 1}')
+    query = pair.only("dp_ranks")
+    pair.answer(query, 200, b'{"1102": 1}')
+    pair.answer_again(query, b'{"1102": 0}')
+    assert not [flight for flight in pair.flights if flight.kind == "dp_ranks"], "asked once"
     answer_endpoints(pair)
     answer_topology(pair, topology(dp=2, follow=False))
     pair.poll()
