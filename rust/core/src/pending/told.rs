@@ -47,18 +47,35 @@ impl Machine {
     }
 
     fn bury(&mut self, room: Room, reason: String, http_status: u16) {
-        while let Some(&(until, oldest)) = self.tombstones_by_age.front()
-            && (until <= self.now || self.tombstones_by_age.len() >= TOMBSTONES)
-        {
-            self.tombstones_by_age.pop_front();
-            if self.tombstones.get(&oldest).is_some_and(|told| told.until == until) {
-                self.tombstones.remove(&oldest);
-            }
+        self.sweep_tombstones();
+        if self.tombstones.contains_key(&room) {
+            return;
         }
-        if !self.tombstones.contains_key(&room) {
-            let until = self.now.after(TOMBSTONE_TTL);
-            self.tombstones.insert(room, Tombstone { reason, http_status, until });
-            self.tombstones_by_age.push_back((until, room));
+        while self.tombstones.len() >= TOMBSTONES {
+            self.drop_oldest_tombstone();
+        }
+        let until = self.now.after(TOMBSTONE_TTL);
+        self.tombstones.insert(room, Tombstone { reason, http_status, until });
+        self.tombstones_by_age.push_back((until, room));
+    }
+
+    /// Drop those whose time is up, and the places of those whose request came when they are more than half.
+    fn sweep_tombstones(&mut self) {
+        while self.tombstones_by_age.front().is_some_and(|&(until, _)| until <= self.now) {
+            self.drop_oldest_tombstone();
+        }
+        if self.tombstones_by_age.len() > 2 * self.tombstones.len() + 64 {
+            let live = &self.tombstones;
+            self.tombstones_by_age
+                .retain(|(until, room)| live.get(room).is_some_and(|told| told.until == *until));
+        }
+    }
+
+    fn drop_oldest_tombstone(&mut self) {
+        if let Some((until, oldest)) = self.tombstones_by_age.pop_front()
+            && self.tombstones.get(&oldest).is_some_and(|told| told.until == until)
+        {
+            self.tombstones.remove(&oldest);
         }
     }
 
@@ -82,3 +99,56 @@ pub(super) fn told_failure(addr: &Arc<str>, reason: String, http_status: u16) ->
 const MAX_REASON: usize = 1024;
 const TOMBSTONES: usize = 65_536;
 const TOMBSTONE_TTL: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pending::{Added, Options};
+    use crate::retry::RetryPolicy;
+    use crate::topology::{DecodeRank, DecodeRankSpec};
+
+    const ADDR: &str = "10.0.0.1:8998";
+
+    fn machine() -> Machine {
+        let decode = DecodeRank::new(DecodeRankSpec::default()).unwrap();
+        Machine::new(decode, RetryPolicy::DEFAULT, Options::DEFAULT, Tick::ZERO)
+    }
+
+    fn tell(machine: &mut Machine, number: usize) {
+        let room = Room::new(number.try_into().unwrap()).unwrap();
+        assert!(!machine.fail_room(Tick::ZERO, room, "too long", 400));
+    }
+
+    /// Whether the request of that room ends as told.
+    fn is_told(machine: &mut Machine, number: usize) -> bool {
+        let room = Room::new(number.try_into().unwrap()).unwrap();
+        assert!(matches!(machine.add(Tick::ZERO, ADDR, room, None), Ok(Added::Pending(_))));
+        machine.poll(Tick::ZERO, 1).ended.len() == 1
+    }
+
+    #[test]
+    fn a_tombstone_outlives_any_number_of_others_whose_requests_came() {
+        let mut machine = machine();
+        tell(&mut machine, 0);
+        for number in 1..=TOMBSTONES {
+            tell(&mut machine, number);
+            assert!(is_told(&mut machine, number));
+            assert!(machine.tombstones_by_age.len() <= 67);
+        }
+        assert!(is_told(&mut machine, 0));
+    }
+
+    #[test]
+    fn the_oldest_tombstone_gives_way_to_a_new_room_only() {
+        let mut machine = machine();
+        for number in 0..TOMBSTONES {
+            tell(&mut machine, number);
+        }
+        tell(&mut machine, TOMBSTONES - 1);
+        assert_eq!(machine.tombstones.len(), TOMBSTONES, "told again");
+        tell(&mut machine, TOMBSTONES);
+        assert_eq!(machine.tombstones.len(), TOMBSTONES);
+        assert!(!is_told(&mut machine, 0));
+        assert!(is_told(&mut machine, 1));
+    }
+}
