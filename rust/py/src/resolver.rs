@@ -184,6 +184,7 @@ impl Resolver {
         let objects = {
             let mut state = self.shared.lock(py);
             state.machine.discard_all(self.shared.clock.now());
+            self.shared.ring_if_needed(&mut state);
             state.held.let_all_go()
         };
         drop(objects);
