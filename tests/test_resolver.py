@@ -1,4 +1,4 @@
-"""`disagg.Resolver` in a process: lifetime, fork, pickle, import cost, threads, finalizers."""
+"""`disagg.Resolver` in a process: lifetime, fork, pickle, import cost, options."""
 
 from __future__ import annotations
 
@@ -174,28 +174,6 @@ class Weak:
     """A request that can be watched."""
 
 
-def test_add_and_discard_from_a_finalizer_do_not_deadlock():
-    with disagg.Resolver(DECODE, QUICK) as resolver:
-        added = []
-
-        class Calls:
-            def __del__(self):
-                request = Request(len(added))
-                added.append(request)
-                resolver.add(request, NOBODY, 10_000 + len(added))
-                resolver.discard(request)
-
-        for room in range(200):
-            # Held by the resolver alone, so it dies inside `poll` or `discard_all`; a cycle dies in the collector.
-            request = Calls()
-            request.myself = request if room % 2 else None
-            resolver.add(request, NOBODY, room)
-            del request
-        resolver.discard_all()
-        gc.collect()
-        assert len(added) == 200
-
-
 def test_a_resolver_in_a_cycle_with_its_requests_is_collected():
     resolver = disagg._core.Resolver(DECODE, virtual_time=True)
     request = Weak()
@@ -205,55 +183,6 @@ def test_a_resolver_in_a_cycle_with_its_requests_is_collected():
     del request, resolver
     gc.collect()
     assert seen() is None
-
-
-def test_threads_may_call_everything_at_once():
-    stop = threading.Event()
-    ends, errors = [], []
-    added = discarded = 0
-
-    def adder(first):
-        nonlocal added, discarded
-        try:
-            for room in range(first, first + 2000):
-                request = Request(room)
-                resolver.add(request, f"127.0.0.1:{1 + room % 4}", room)
-                with count:
-                    added += 1
-                if room % 5 == 0:
-                    resolver.discard(request)
-                    with count:
-                        discarded += 1
-                if room % 7 == 0:
-                    resolver.fail_room(room, "told", 400)
-        except BaseException as error:  # noqa: BLE001  (whatever it is, the main thread reports it)
-            errors.append(error)
-
-    def poller():
-        while not stop.is_set():
-            step = resolver.poll(64)
-            ends.extend([*step.resolved, *step.failed])
-
-    count = threading.Lock()
-    with disagg.Resolver(DECODE, QUICK) as resolver:
-        threads = [threading.Thread(target=adder, args=(10_000 * n,)) for n in range(3)]
-        pollers = [threading.Thread(target=poller) for _ in range(2)]
-        for thread in threads + pollers:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        until = time.monotonic() + 20
-        while any(resolver.stats()["pending"].values()) and time.monotonic() < until:
-            time.sleep(0.01)
-        stop.set()
-        for thread in pollers:
-            thread.join(60)
-        assert not any(resolver.stats()["pending"].values())
-    assert not errors
-    names = [request.name for request, _ in ends]
-    assert len(names) == len(set(names)), "a request ended twice"
-    # A request may have ended before its discard.
-    assert added - discarded <= len(names) <= added
 
 
 @pytest.mark.parametrize(
