@@ -242,10 +242,7 @@ impl Resolver {
         let held = state.held.find(request.as_unbound());
         let text = match held.and_then(|id| state.machine.explain(now, id)) {
             Some(text) => Some(text),
-            None => state
-                .ends
-                .find(request.as_unbound())
-                .map(|end| format!("has ended: {}", end.as_str())),
+            None => state.ends.find(request.as_unbound()).map(|end| format!("has ended: {}", end.as_str())),
         };
         drop(state);
         text.ok_or_else(unknown_request)

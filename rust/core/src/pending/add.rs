@@ -5,7 +5,8 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::peer::{GroupState, Peer, PeerState};
+use super::peer::{GroupState, Peer};
+use super::peer_state::PeerState;
 use super::requests::Ended;
 use super::rooms::RoomOwner;
 use super::route::{Route, Step};
@@ -195,7 +196,7 @@ impl Machine {
         let peer = self.peers.at_mut(at);
         peer.last_add = self.now;
         self.requests.join(peer, at, id.slot);
-        match peer.state {
+        match peer.state() {
             PeerState::Ready(_) => {
                 self.place(at, id.slot);
                 self.pump(at);

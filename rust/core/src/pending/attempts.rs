@@ -4,7 +4,8 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 
-use super::peer::{Budget, PeerState};
+use super::peer::Budget;
+use super::peer_state::{PeerEvent, PeerState};
 use super::route::CommandKind;
 use super::slots::Outcome;
 use super::{Flight, HttpRequest, MAX_TOPOLOGY_BYTES, Machine, Purpose, failure};
@@ -15,7 +16,7 @@ use crate::time::Tick;
 
 impl Machine {
     pub(super) fn start_attempt(&mut self, at: u32) {
-        self.peers.at_mut(at).state = PeerState::Fetching;
+        self.peers.at_mut(at).on(PeerEvent::AttemptStarts);
         self.attempts += 1;
         self.fetch(at, Purpose::Attempt, self.now);
     }
@@ -57,11 +58,12 @@ impl Machine {
         let cooldown = cooldown(&peer.addr, &peer.budget);
         if matches!(flight.purpose, Purpose::Probe) {
             let until = flight.started.after(seconds(policy.interval_s));
-            peer.state = PeerState::Marked { failure: cooldown, until };
+            peer.on(PeerEvent::ProbeFailed { failure: cooldown, until });
             return;
         }
         let gap = policy.gap(peer.budget.failed, unit_interval(seed, &peer.addr, peer.budget.failed));
-        peer.state = PeerState::Waiting { until: flight.started.after(gap), for_poll: policy.per_cycle };
+        let until = flight.started.after(gap);
+        peer.on(PeerEvent::AttemptFailed { until, for_poll: policy.per_cycle });
         match &mut peer.budget.spent {
             Some((_, failure)) => *failure = cooldown,
             None if peer.budget.failed >= policy.max_attempts => peer.budget.spent = Some((now, cooldown)),
@@ -78,7 +80,7 @@ impl Machine {
     fn settle(&mut self, at: u32) {
         let (now, lived) = (self.now, self.lived());
         let peer = self.peers.at_mut(at);
-        if peer.budget.spent.is_none() || !matches!(peer.state, PeerState::Waiting { .. }) {
+        if peer.budget.spent.is_none() || !matches!(peer.state(), PeerState::Waiting { .. }) {
             return;
         }
         if self.clock.stands_still(now) {
@@ -104,10 +106,12 @@ impl Machine {
         if peer.pending > 0 {
             return;
         }
-        if let (Some((since, failure)), &PeerState::Waiting { until, .. }) = (&peer.budget.spent, &peer.state)
+        if let (Some((since, failure)), &PeerState::Waiting { until, .. }) =
+            (&peer.budget.spent, peer.state())
         {
             let until = until.max(since.after(cooldown_s));
-            peer.state = PeerState::Marked { failure: Arc::clone(failure), until };
+            let failure = Arc::clone(failure);
+            peer.on(PeerEvent::GivenUp { failure, until });
             peer.budget.deferred = false;
         }
     }
@@ -120,7 +124,7 @@ impl Machine {
         } else if peer.budget.spent.is_some() {
             self.mark_down_if_nobody_waits(at);
         } else {
-            peer.state = PeerState::Unknown;
+            peer.on(PeerEvent::NobodyWaits);
             peer.budget = Budget::default();
         }
     }
@@ -136,7 +140,7 @@ impl Machine {
                 self.settle(at);
                 self.mark_down_if_nobody_waits(at);
             }
-            if matches!(self.peers.at(at).state, PeerState::Waiting { for_poll: true, .. }) {
+            if matches!(self.peers.at(at).state(), PeerState::Waiting { for_poll: true, .. }) {
                 self.leave_waiting(at);
             }
             self.rearm(at);

@@ -22,13 +22,13 @@ impl Machine {
             let text = format!("not placed within {timeout_s} s; last stage: {stage}");
             self.end_one(at, FailureKind::RequestTimeout, &text);
         }
-        while let Some(at) = self.requests.need_dp_rank.first()
+        while let Some(at) = self.requests.deadlines.need_dp_rank.first()
             && passed(self.requests.slots.at(at).stage_since, options.dp_rank_timeout_s)
         {
             let text = self.dp_rank_timeout_text(at);
             self.end_one(at, FailureKind::DpRankTimeout, &text);
         }
-        while let Some(at) = self.requests.need_endpoints.first()
+        while let Some(at) = self.requests.deadlines.need_endpoints.first()
             && passed(self.requests.slots.at(at).stage_since, options.endpoint_timeout_s)
         {
             let text = self.endpoint_timeout_text(at);
@@ -41,8 +41,8 @@ impl Machine {
         let slots = &self.requests.slots;
         let age = self.requests.ages.first().map(|at| (slots.at(at).added, self.options.request_timeout_s));
         let stage = |first: Option<u32>, timeout_s| first.map(|at| (slots.at(at).stage_since, timeout_s));
-        let dp_rank = stage(self.requests.need_dp_rank.first(), self.options.dp_rank_timeout_s);
-        let endpoint = stage(self.requests.need_endpoints.first(), self.options.endpoint_timeout_s);
+        let dp_rank = stage(self.requests.deadlines.need_dp_rank.first(), self.options.dp_rank_timeout_s);
+        let endpoint = stage(self.requests.deadlines.need_endpoints.first(), self.options.endpoint_timeout_s);
         [age, dp_rank, endpoint]
             .into_iter()
             .flatten()

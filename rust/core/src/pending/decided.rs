@@ -64,11 +64,10 @@ mod tests {
 
     use super::*;
     use crate::ids::Room;
-    use crate::time::Tick;
 
     fn decide(decided: &mut Decided, slots: &mut Slots) -> RequestId {
         let Some(room) = Room::new(1) else { unreachable!() };
-        let id = slots.insert(room, 0, Tick::ZERO, None);
+        let id = slots.insert_waiting(room, 0);
         decided.push(id);
         id
     }

@@ -38,7 +38,7 @@ impl Machine {
         slot.stage_since = lived;
         slot.next_ask = now;
         slot.asked = 0;
-        self.requests.enter(self.peers.at_mut(at), request, Stage::NeedDpRank(Ask::Turn(0)));
+        self.requests.transition(self.peers.at_mut(at), request, Stage::NeedDpRank(Ask::Turn(0)));
     }
 
     /// The dp rank by the rules that need no query; a preset that is too large has none.

@@ -3,7 +3,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::peer::PeerState;
+use super::peer_state::PeerState;
 use super::route::CommandKind;
 use super::{Command, Machine, Purpose};
 use crate::answer::{Answer, TransportError};
@@ -150,9 +150,9 @@ impl Machine {
         let Some(peer) = self.peers.get(at) else {
             return;
         };
-        match peer.state {
-            PeerState::Waiting { until, for_poll: false } if until <= now => self.leave_waiting(at),
-            PeerState::Marked { until, .. } if until <= now && peer.fetch.is_none() => {
+        match peer.state() {
+            PeerState::Waiting { until, for_poll: false } if *until <= now => self.leave_waiting(at),
+            PeerState::Marked { until, .. } if *until <= now && peer.fetch.is_none() => {
                 self.start_probe(at);
             }
             PeerState::Ready(_) => self.retry_lookups(at),

@@ -43,7 +43,7 @@ impl Machine {
             return self.requests.decide(peer, request, Outcome::Routed(route));
         }
         self.requests.slots.at_mut(request).stage_since = lived;
-        self.requests.enter(peer, request, Stage::NeedEndpoints(dp_rank));
+        self.requests.transition(peer, request, Stage::NeedEndpoints(dp_rank));
     }
 
     /// Start look-ups, oldest group first, up to the peer's limit.

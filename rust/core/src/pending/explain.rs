@@ -4,7 +4,8 @@ use alloc::format;
 use alloc::string::{String, ToString};
 
 use super::add::AddError;
-use super::peer::{GroupState, Peer, PeerState, Ready};
+use super::peer::{GroupState, Peer, Ready};
+use super::peer_state::PeerState;
 use super::slots::{Outcome, Slot, Stage};
 use super::{Machine, and_last_error};
 use crate::ids::RequestId;
@@ -96,7 +97,7 @@ impl Machine {
     fn progress(&self, peer: &Peer, now: Tick) -> String {
         let now = self.now.max(now);
         let inside = |at: Tick| format!("in {:.1} s", at.since(now).as_secs_f64());
-        let text = match &peer.state {
+        let text = match peer.state() {
             PeerState::Unknown => String::from("nothing is known of it, nobody asks"),
             PeerState::Fetching => format!("{} is under way", self.next_attempt(peer)),
             PeerState::Waiting { for_poll: true, .. } => {

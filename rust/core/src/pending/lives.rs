@@ -7,7 +7,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::add::AddError;
-use super::peer::{Budget, PeerState, Ready};
+use super::peer::{Budget, Ready};
+use super::peer_state::{PeerEvent, PeerState};
 use super::route::{Event, EventKind};
 use super::slots::{Outcome, Stage};
 use super::{Machine, failure};
@@ -61,7 +62,7 @@ impl Machine {
         self.fail_pending(at, &failure);
         self.reset(at);
         let until = self.now.after(seconds(self.policy.cooldown_s));
-        self.peers.at_mut(at).state = PeerState::Marked { failure, until };
+        self.peers.at_mut(at).on(PeerEvent::Refused { failure, until });
     }
 
     /// A complete topology is here: a new epoch begins, if the engines fit.
@@ -88,7 +89,7 @@ impl Machine {
         let phase = 0.5 + 0.5 * unit_interval(self.options.seed, &peer.addr, 0);
         let beat = self.now.after(seconds(self.options.heartbeat_interval_s * phase));
         let contacts = mapping.contacts().collect();
-        peer.state = PeerState::Ready(Box::new(Ready::new(info, mapping, contacts, beat)));
+        peer.on(PeerEvent::Answered(Box::new(Ready::new(info, mapping, contacts, beat))));
         if let Some(back) = back {
             self.push_event(back);
         }
@@ -102,7 +103,6 @@ impl Machine {
         self.tell(EventKind::PeerRestarted, at, instance);
         self.reset(at);
         let peer = self.peers.at_mut(at);
-        peer.state = PeerState::Unknown;
         peer.lost = false;
         peer.budget = Budget::default();
         peer.instance = instance.map(Arc::from);
@@ -133,7 +133,7 @@ impl Machine {
         if until <= now {
             return false;
         }
-        peer.state = PeerState::Waiting { until, for_poll: false };
+        peer.on(PeerEvent::Rests { until });
         true
     }
 
@@ -154,7 +154,7 @@ impl Machine {
         let peer = self.peers.at_mut(at);
         peer.lost = true;
         peer.budget.last_error = Some((FailureKind::PeerLost, text.to_string()));
-        peer.state = PeerState::Marked { failure: mark, until };
+        peer.on(PeerEvent::Refused { failure: mark, until });
     }
 
     /// Drop the address with all that is in flight; nobody waits for it.
@@ -169,7 +169,7 @@ impl Machine {
         for request in waiting {
             let peer = self.peers.at_mut(at);
             // Also those that are in the first stage, to keep the order of arrival.
-            self.requests.enter(peer, request, Stage::NeedInfo);
+            self.requests.transition(peer, request, Stage::NeedInfo);
             self.requests.slots.at_mut(request).asked = 0;
         }
         let peer = self.peers.at_mut(at);
@@ -177,7 +177,7 @@ impl Machine {
         peer.dialect = Dialect::E3;
         peer.budget.spent = None;
         peer.budget.deferred = false;
-        if let PeerState::Ready(ready) = core::mem::replace(&mut peer.state, PeerState::Unknown) {
+        if let PeerState::Ready(ready) = peer.on(PeerEvent::Dropped) {
             tickets.extend(ready.read.in_flight);
             tickets.extend(ready.query.in_flight);
             tickets.extend(ready.groups.values().flat_map(|group| group.in_flight.iter().copied()));

@@ -11,6 +11,7 @@ mod explain;
 mod lives;
 mod options;
 mod peer;
+mod peer_state;
 mod peers;
 mod reads;
 mod requests;

@@ -1,6 +1,5 @@
-//! One bootstrap address: its states and what is kept in each.
+//! One bootstrap address: what is kept of it in each state.
 
-use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -8,6 +7,7 @@ use alloc::vec::Vec;
 
 use hashbrown::HashMap;
 
+use super::peer_state::{PeerEvent, PeerState};
 use super::route::{Endpoint, Route};
 use super::slots::{Ask, List};
 use crate::answer::Dialect;
@@ -17,42 +17,11 @@ use crate::rank_mapping::{Contact, RankMapping};
 use crate::time::Tick;
 use crate::topology::PrefillInfo;
 
-/// The states of an address.
-///
-/// ```text
-///                 add                 failed              due, or polled (per_cycle)
-///   Unknown ─────────────► Fetching ──────────► Waiting ─────────────► Fetching
-///      ▲                      │  │                 │  nobody waits: Unknown
-///      │ restarted, told      │  │ permanent,      │  budget spent and nobody waits
-///      │                      │  │ incompatible    ▼
-///      │             answered │  └────────────► Marked ── due: probe ──► Marked, Ready
-///      │                      ▼                    ▲
-///      └───────────────────  Ready ── lost ────────┘
-///                            │   ▲ restarted, and the new topology is here
-///                            └───┘ restarted again within `interval_s`: Waiting
-/// ```
-///
-/// Every state is left in time: Fetching by the transport's total timeout, Waiting and Marked at `until`, Unknown
-/// and Ready when no request came for `peer_ttl_s` (the address is forgotten), which ends the probes too.
-#[derive(Debug)]
-pub(super) enum PeerState {
-    /// Nothing is known and nobody asks.
-    Unknown,
-    /// An attempt is in flight.
-    Fetching,
-    /// Between two attempts.
-    Waiting { until: Tick, for_poll: bool },
-    /// Its topology is cached.
-    Ready(Box<Ready>),
-    /// Refused or down: newcomers fail with this at once; a probe goes out at `until`.
-    Marked { failure: Arc<Failure>, until: Tick },
-}
-
 /// What is kept per address in every state.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub addr: Arc<str>,
-    pub state: PeerState,
+    state: PeerState,
     pub last_add: Tick,
     pub dialect: Dialect,
     pub budget: Budget,
@@ -183,6 +152,16 @@ impl Peer {
             pending: 0,
             wake: None,
         }
+    }
+
+    pub fn state(&self) -> &PeerState {
+        &self.state
+    }
+
+    /// Let something happen to it; returns the state before.
+    pub fn on(&mut self, event: PeerEvent) -> PeerState {
+        let next = self.state.after(event);
+        core::mem::replace(&mut self.state, next)
     }
 
     pub fn ready(&self) -> Option<&Ready> {

@@ -8,7 +8,8 @@ use core::time::Duration;
 
 use hashbrown::HashMap;
 
-use super::peer::{Peer, PeerState};
+use super::peer::Peer;
+use super::peer_state::PeerState;
 use super::slots::Slots;
 use crate::ids::{index, number};
 use crate::time::Tick;
@@ -135,7 +136,7 @@ impl Peers {
 
 fn due(peer: &Peer, slots: &Slots, ttl: Duration) -> Option<Tick> {
     let forget = (peer.pending == 0).then(|| peer.last_add.after(ttl));
-    let own = match &peer.state {
+    let own = match peer.state() {
         PeerState::Unknown | PeerState::Fetching => None,
         PeerState::Waiting { until, for_poll } => (!for_poll).then_some(*until),
         PeerState::Marked { until, .. } => peer.fetch.is_none().then_some(*until),

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::decided::Decided;
-use super::peer::{Peer, PeerState};
+use super::peer::{Peer, Ready};
 use super::rooms::Rooms;
 use super::slots::{Ask, Link, List, Outcome, Slot, Slots, Stage};
 use crate::ids::{RequestId, Room};
@@ -25,12 +25,16 @@ pub(super) struct Requests {
     pub rooms: Rooms,
     /// Undecided ones in order of arrival.
     pub ages: List,
-    /// Those in `NeedDpRank` in order of entry.
-    pub need_dp_rank: List,
-    /// Those in `NeedEndpoints` in order of entry.
-    pub need_endpoints: List,
+    pub deadlines: Deadlines,
     pub decided: Decided,
     last_seq: u64,
+}
+
+/// Undecided requests of everybody by stage, in order of entry, which is the order of the stage's deadlines.
+#[derive(Debug)]
+pub(super) struct Deadlines {
+    pub need_dp_rank: List,
+    pub need_endpoints: List,
 }
 
 impl Requests {
@@ -39,8 +43,7 @@ impl Requests {
             slots: Slots::default(),
             rooms: Rooms::default(),
             ages: List::EMPTY,
-            need_dp_rank: List::EMPTY,
-            need_endpoints: List::EMPTY,
+            deadlines: Deadlines { need_dp_rank: List::EMPTY, need_endpoints: List::EMPTY },
             decided: Decided::default(),
             last_seq: 0,
         }
@@ -52,47 +55,52 @@ impl Requests {
         self.slots.insert(room, self.last_seq, added, preset)
     }
 
+    /// The one transition function of a request that has a peer: out of the lists of its stage, into those of the next.
+    pub fn transition(&mut self, peer: &mut Peer, at: u32, next: Stage) {
+        let old = core::mem::replace(&mut self.slots.at_mut(at).stage, Stage::Free);
+        let step = Transition::between(&old, &next);
+        if step == Transition::Arrives {
+            self.slots.push_back(&mut self.ages, Link::Age, at);
+            peer.pending += 1;
+        } else {
+            self.slots.unlink(peer_list(peer, &old), Link::Peer, at);
+        }
+        if step == Transition::Ends {
+            self.slots.unlink(&mut self.ages, Link::Age, at);
+            peer.pending -= 1;
+        } else {
+            self.slots.push_back(peer_list(peer, &next), Link::Peer, at);
+        }
+        if step != Transition::AsksAgain {
+            if let Some(list) = self.deadlines.of(&old) {
+                self.slots.unlink(list, Link::Stage, at);
+            }
+            if let Some(list) = self.deadlines.of(&next) {
+                self.slots.push_back(list, Link::Stage, at);
+            }
+        }
+        self.slots.at_mut(at).stage = next;
+    }
+
     /// The request of `room` takes it and joins its peer, waiting for the topology.
     pub fn join(&mut self, peer: &mut Peer, peer_index: u32, at: u32) {
         let slot = self.slots.at_mut(at);
         slot.peer = peer_index;
         slot.owns_room = true;
         self.rooms.take(&self.slots, at);
-        self.slots.push_back(&mut self.ages, Link::Age, at);
-        self.slots.push_back(&mut peer.need_info, Link::Peer, at);
-        peer.pending += 1;
-    }
-
-    /// Move an undecided request of `peer` to another undecided stage.
-    pub fn enter(&mut self, peer: &mut Peer, at: u32, stage: Stage) {
-        self.leave(peer, at);
-        match &stage {
-            Stage::NeedInfo => {}
-            Stage::NeedDpRank(_) => self.slots.push_back(&mut self.need_dp_rank, Link::Stage, at),
-            Stage::NeedEndpoints(_) => self.slots.push_back(&mut self.need_endpoints, Link::Stage, at),
-            Stage::Free | Stage::Decided(_) => unreachable!("`decide` and `release` do that"),
-        }
-        self.slots.push_back(peer_list(peer, &stage), Link::Peer, at);
-        self.slots.at_mut(at).stage = stage;
+        self.transition(peer, at, Stage::NeedInfo);
     }
 
     /// Move a request in `NeedDpRank` to another turn; its deadline stays.
     pub fn take_turn(&mut self, peer: &mut Peer, at: u32, ask: Ask, next_ask: Tick) {
-        let old = self.slots.at(at).stage.clone();
-        self.slots.unlink(peer_list(peer, &old), Link::Peer, at);
-        let stage = Stage::NeedDpRank(ask);
-        self.slots.push_back(peer_list(peer, &stage), Link::Peer, at);
-        let slot = self.slots.at_mut(at);
-        slot.stage = stage;
-        slot.next_ask = next_ask;
+        self.transition(peer, at, Stage::NeedDpRank(ask));
+        self.slots.at_mut(at).next_ask = next_ask;
     }
 
     /// End an undecided request of `peer`; the next poll tells.
     pub fn decide(&mut self, peer: &mut Peer, at: u32, outcome: Outcome) {
-        self.leave(peer, at);
-        self.slots.unlink(&mut self.ages, Link::Age, at);
-        peer.pending -= 1;
-        self.decide_unlinked(at, outcome);
+        self.transition(peer, at, Stage::Decided(outcome));
+        self.decided.push(self.slots.id(at));
     }
 
     /// End a request that is in no list.
@@ -103,9 +111,7 @@ impl Requests {
 
     /// Take an undecided request out of everything, without an end.
     pub fn withdraw(&mut self, peer: &mut Peer, at: u32) {
-        self.leave(peer, at);
-        self.slots.unlink(&mut self.ages, Link::Age, at);
-        peer.pending -= 1;
+        self.transition(peer, at, Stage::Free);
         self.release(at);
     }
 
@@ -163,36 +169,76 @@ impl Requests {
         }
         self.slots.release(at)
     }
+}
 
-    fn leave(&mut self, peer: &mut Peer, at: u32) {
-        let stage = self.slots.at(at).stage.clone();
+impl Deadlines {
+    /// The list of a stage's deadlines over all peers; the topology has none of its own.
+    fn of(&mut self, stage: &Stage) -> Option<&mut List> {
         match stage {
-            Stage::NeedDpRank(_) => self.slots.unlink(&mut self.need_dp_rank, Link::Stage, at),
-            Stage::NeedEndpoints(_) => self.slots.unlink(&mut self.need_endpoints, Link::Stage, at),
-            Stage::NeedInfo | Stage::Free | Stage::Decided(_) => {}
+            Stage::NeedDpRank(_) => Some(&mut self.need_dp_rank),
+            Stage::NeedEndpoints(_) => Some(&mut self.need_endpoints),
+            Stage::NeedInfo | Stage::Free | Stage::Decided(_) => None,
         }
-        self.slots.unlink(peer_list(peer, &stage), Link::Peer, at);
+    }
+}
+
+/// What a transition does to the lists over all peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transition {
+    /// A new request begins to wait.
+    Arrives,
+    /// It waits for something else from now on.
+    Goes,
+    /// It waits for its dp rank as before, until the same deadline.
+    AsksAgain,
+    /// It waits no more.
+    Ends,
+}
+
+impl Transition {
+    /// The arrows of the diagram at [`Stage`], and no others.
+    fn between(old: &Stage, next: &Stage) -> Self {
+        match (old, next) {
+            (Stage::Free, Stage::NeedInfo) => Self::Arrives,
+            (Stage::NeedInfo, Stage::NeedInfo | Stage::NeedDpRank(_) | Stage::NeedEndpoints(_))
+            | (Stage::NeedDpRank(_), Stage::NeedEndpoints(_) | Stage::NeedInfo)
+            | (Stage::NeedEndpoints(_), Stage::NeedInfo) => Self::Goes,
+            (Stage::NeedDpRank(_), Stage::NeedDpRank(_)) => Self::AsksAgain,
+            (
+                Stage::NeedInfo | Stage::NeedDpRank(_) | Stage::NeedEndpoints(_),
+                Stage::Decided(_) | Stage::Free,
+            ) => Self::Ends,
+            (
+                Stage::Free,
+                Stage::NeedDpRank(_) | Stage::NeedEndpoints(_) | Stage::Decided(_) | Stage::Free,
+            )
+            | (Stage::NeedEndpoints(_), Stage::NeedDpRank(_) | Stage::NeedEndpoints(_))
+            | (
+                Stage::Decided(_),
+                Stage::Free
+                | Stage::NeedInfo
+                | Stage::NeedDpRank(_)
+                | Stage::NeedEndpoints(_)
+                | Stage::Decided(_),
+            ) => unreachable!("a request does not go from {old:?} to {next:?}"),
+        }
     }
 }
 
 /// The list of `peer` that holds its requests in `stage`.
 fn peer_list<'a>(peer: &'a mut Peer, stage: &Stage) -> &'a mut List {
-    match (stage, &mut peer.state) {
-        (Stage::NeedInfo, _) => &mut peer.need_info,
-        (Stage::NeedDpRank(ask), PeerState::Ready(ready)) => ready.query.list_mut(*ask),
-        (Stage::NeedEndpoints(dp_rank), PeerState::Ready(ready)) => match ready.groups.get_mut(dp_rank) {
+    match stage {
+        Stage::NeedInfo => &mut peer.need_info,
+        Stage::NeedDpRank(ask) => late(peer).query.list_mut(*ask),
+        Stage::NeedEndpoints(dp_rank) => match late(peer).groups.get_mut(dp_rank) {
             Some(group) => &mut group.waiters,
             None => unreachable!("a group is not removed while requests wait for it"),
         },
-        (
-            Stage::NeedDpRank(_) | Stage::NeedEndpoints(_) | Stage::Free | Stage::Decided(_),
-            PeerState::Unknown
-            | PeerState::Fetching
-            | PeerState::Waiting { .. }
-            | PeerState::Marked { .. }
-            | PeerState::Ready(_),
-        ) => {
-            unreachable!("only undecided requests are in a peer's lists, and late stages only of ready peers")
-        }
+        Stage::Free | Stage::Decided(_) => unreachable!("only undecided requests are in a peer's lists"),
     }
+}
+
+fn late(peer: &mut Peer) -> &mut Ready {
+    let Some(ready) = peer.ready_mut() else { unreachable!("late stages have only requests of ready peers") };
+    ready
 }

@@ -25,9 +25,22 @@ pub(super) enum Link {
 }
 
 /// Where a request is.
+///
+/// ```text
+///   Free ──► NeedInfo ──► NeedDpRank ──► NeedEndpoints ──► Decided ──► Free
+///     │          │ │           │    ▲        ▲   │  endpoints    ▲  polled
+///     │          │ │           └────┘        │   └───────────────┤
+///     │          │ │         asked again     │                   │
+///     │          │ └─ dp rank known by rule ─┘                   │
+///     └──────────┴─ end known as it comes, or route cached ──────┘
+/// ```
+///
+/// When the peer restarts, all its undecided requests go back to NeedInfo. Each undecided stage is left in time by its
+/// deadline, to Decided; a request that is told failed, or whose peer is refused or lost, goes there too, and one that is
+/// discarded to Free.
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
-    /// The slot is free.
+    /// The slot is free, or its request is on its way to its first stage.
     Free,
     /// Waits for the peer's topology.
     NeedInfo,
@@ -140,7 +153,7 @@ impl Slots {
             next_ask: Tick::ZERO,
             asked: 0,
             preset,
-            stage: Stage::NeedInfo,
+            stage: Stage::Free,
             links: [Links::NONE; 3],
         };
         match self.free.pop() {
@@ -150,6 +163,14 @@ impl Slots {
             }
             None => RequestId { slot: self.push(slot), generation },
         }
+    }
+
+    /// A slot for a new request that waits for the topology, but is in no list.
+    #[cfg(test)]
+    pub fn insert_waiting(&mut self, room: Room, seq: u64) -> RequestId {
+        let id = self.insert(room, seq, Tick::ZERO, None);
+        self.at_mut(id.slot).stage = Stage::NeedInfo;
+        id
     }
 
     /// Give a slot back; it must be in no list.
@@ -295,10 +316,10 @@ mod tests {
     fn reused_slot_has_another_generation() {
         let mut slots = Slots::default();
         let Some(room) = Room::new(1) else { unreachable!() };
-        let kept = slots.insert(room, 0, Tick::ZERO, None);
-        let old = slots.insert(room, 1, Tick::ZERO, None);
+        let kept = slots.insert_waiting(room, 0);
+        let old = slots.insert_waiting(room, 1);
         slots.release(old.slot);
-        let new = slots.insert(room, 2, Tick::ZERO, None);
+        let new = slots.insert_waiting(room, 2);
         assert_eq!(new.slot, old.slot);
         assert!(slots.find(old).is_none() && slots.find(new).is_some() && slots.find(kept).is_some());
     }

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use super::Machine;
-use super::peer::PeerState;
+use super::peer_state::PeerState;
 use super::route::CommandKind;
 use crate::time::Tick;
 
@@ -55,7 +55,8 @@ impl Machine {
     #[must_use]
     pub fn stats(&self, now: Tick) -> Stats {
         let requests = &self.requests;
-        let (asking, endpoints) = (requests.need_dp_rank.len(), requests.need_endpoints.len());
+        let (asking, endpoints) =
+            (requests.deadlines.need_dp_rank.len(), requests.deadlines.need_endpoints.len());
         let count = crate::ids::index;
         Stats {
             need_info: count(requests.ages.len() - asking - endpoints),
@@ -81,7 +82,8 @@ impl Machine {
         let firsts = self.peers.iter().filter_map(|(_, peer)| peer.need_info.first());
         let need_info = firsts.map(|at| slots.at(at).added).min();
         let stage = |first: Option<u32>| first.map(|at| slots.at(at).stage_since);
-        let (asking, endpoints) = (&self.requests.need_dp_rank, &self.requests.need_endpoints);
+        let (asking, endpoints) =
+            (&self.requests.deadlines.need_dp_rank, &self.requests.deadlines.need_endpoints);
         [need_info, stage(asking.first()), stage(endpoints.first())]
             .map(|since| since.map_or(Duration::ZERO, |since| lived.since(since)))
     }
@@ -90,7 +92,7 @@ impl Machine {
         let mut peers = [0; 5];
         for (_, peer) in self.peers.iter() {
             let [unknown, fetching, waiting, ready, marked] = &mut peers;
-            *match peer.state {
+            *match peer.state() {
                 PeerState::Unknown => unknown,
                 PeerState::Fetching => fetching,
                 PeerState::Waiting { .. } => waiting,
