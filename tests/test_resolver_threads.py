@@ -314,3 +314,48 @@ def test_signal_handler_may_add_and_poll_and_discard_wherever_it_runs():
     core.fail_all("the end", closed=True)
     ledger.poll(2**31)
     ledger.check()
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises, as KeyboardInterrupt is."""
+
+
+@pytest.mark.parametrize("name", ["Failure", "Route", "Endpoint", "Event", "Step"])
+def test_ends_that_a_poll_had_taken_when_a_handler_raised_come_out_of_the_next(name, monkeypatch):
+    """Making what a poll gives runs Python code, in which Ctrl-C may arrive: no end may be lost."""
+    core = Core(DECODE, QUICK)
+    failing, routed, dropped = (Request(name) for name in ("failing", "routed", "dropped"))
+    core.add(routed, B, 3)
+    answer_all(core)
+    core.add(failing, A, 1)
+    core.add(dropped, A, 2)
+    core.peer_lost(A)
+    interrupt_once(monkeypatch, getattr(disagg.values, name))
+    with pytest.raises(Interrupted):
+        core.poll()
+    core.discard(dropped)
+    later = Request("later")
+    core.add(later, A, 4)
+    step = core.poll()
+    assert [request for request, _ in step.resolved] == [routed]
+    assert [request for request, _ in step.failed] == [failing]
+    assert ([event.kind for event in step.events], step.seq, step.more) == (["peer_lost"], 1, True)
+    step = core.poll()
+    assert ([request for request, _ in step.failed], step.seq, step.more) == ([later], 2, False)
+
+
+def interrupt_once(monkeypatch, values):
+    made = values.__init__
+
+    def interrupted(*_args):
+        monkeypatch.setattr(values, "__init__", made)
+        raise Interrupted
+
+    monkeypatch.setattr(values, "__init__", interrupted)
+
+
+def answer_all(core):
+    """Answer whatever is asked until nothing is."""
+    while commands := core.take_commands(100):
+        for ticket, kind, *_ in commands:
+            core.on_response(ticket, 200, endpoint() if kind == "endpoint" else topology(), None)

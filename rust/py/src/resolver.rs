@@ -1,12 +1,13 @@
 //! `_core.Resolver`: the scheduler's side.
 
+use std::collections::VecDeque;
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use disagg_core::ids::Room;
-use disagg_core::pending::{AddError, Added, Machine, Options, Route};
+use disagg_core::pending::{AddError, Added, Machine, Options, Route, Step};
 use disagg_core::time::Tick;
 use hashbrown::HashMap;
 use pyo3::PyTraverseError;
@@ -22,7 +23,7 @@ use crate::held::Held;
 use crate::retry::RetryPolicy;
 use crate::shared::{Clock, Shared, State};
 use crate::stats;
-use crate::steps;
+use crate::steps::{self, Delivery, Taken};
 use crate::topology::DecodeRank;
 
 /// The pending requests of one decode rank; `disagg.Resolver` adds the network.
@@ -96,7 +97,13 @@ impl Resolver {
         let clock =
             if virtual_time { Clock::Virtual(AtomicU64::new(0)) } else { Clock::Monotonic(Instant::now()) };
         let machine = Machine::new(decode.get().inner().clone(), policy, options, clock.now());
-        let state = State { machine, held: Held::default(), ends: Ends::default(), routes: HashMap::new() };
+        let state = State {
+            machine,
+            held: Held::default(),
+            ends: Ends::default(),
+            undelivered: VecDeque::new(),
+            routes: HashMap::new(),
+        };
         let shared =
             Shared { state: Mutex::new(state), clock, bell: Bell::new()?, forked: AtomicBool::new(false) };
         Ok(Self { shared: Arc::new(shared) })
@@ -149,35 +156,41 @@ impl Resolver {
         if limit == 0 {
             return Err(PyValueError::new_err("limit 0 must be at least 1"));
         }
-        let (step, taken, retired) = {
-            let mut state = self.shared.live(py)?;
-            let mut step = state.machine.poll(self.shared.clock.now(), limit);
-            self.shared.ring_if_needed(&mut state);
-            let forgotten = state.ends.turn();
-            if step.seq == 0 {
-                drop(state);
-                drop(forgotten);
-                return steps::empty(py);
-            }
-            let ended = mem::take(&mut step.ended);
-            (step, state.take(py, ended), (state.retire(), forgotten))
-        };
-        drop(retired);
-        steps::to_python(py, &self.shared, step, taken)
+        let mut state = self.shared.live(py)?;
+        if let Some(delivery) = state.undelivered.pop_front() {
+            drop(state);
+            return self.deliver(py, delivery);
+        }
+        let mut step = state.machine.poll(self.shared.clock.now(), limit);
+        self.shared.ring_if_needed(&mut state);
+        let forgotten = state.ends.turn();
+        if step.seq == 0 {
+            drop(state);
+            drop(forgotten);
+            return steps::empty(py);
+        }
+        let ended = mem::take(&mut step.ended);
+        let delivery = Delivery { step, taken: state.take(py, ended) };
+        let retired = state.retire();
+        drop(state);
+        drop((retired, forgotten));
+        self.deliver(py, delivery)
     }
 
     fn discard(&self, request: &Bound<'_, PyAny>) {
         let py = request.py();
-        let object = {
+        let (object, taken) = {
             let mut state = self.shared.lock(py);
-            let Some(id) = state.held.find(request.as_unbound()) else {
-                return;
-            };
-            state.machine.discard(self.shared.clock.now(), id);
-            self.shared.ring_if_needed(&mut state);
-            state.held.let_go(id)
+            match state.held.find(request.as_unbound()) {
+                Some(id) => {
+                    state.machine.discard(self.shared.clock.now(), id);
+                    self.shared.ring_if_needed(&mut state);
+                    (state.held.let_go(id), None)
+                }
+                None => (None, state.take_back(request.as_unbound())),
+            }
         };
-        drop(object);
+        drop((object, taken));
     }
 
     fn discard_all(&self, py: Python<'_>) {
@@ -185,7 +198,7 @@ impl Resolver {
             let mut state = self.shared.lock(py);
             state.machine.discard_all(self.shared.clock.now());
             self.shared.ring_if_needed(&mut state);
-            state.held.let_all_go()
+            (state.held.let_all_go(), mem::take(&mut state.undelivered))
         };
         drop(objects);
     }
@@ -298,6 +311,10 @@ impl Resolver {
         for object in state.held.iter().chain(state.ends.iter()) {
             visit.call(object)?;
         }
+        for Taken { object, made, .. } in state.undelivered.iter().flat_map(|delivery| &delivery.taken) {
+            visit.call(object)?;
+            visit.call(made)?;
+        }
         state.routes.values().try_for_each(|route| visit.call(route))
     }
 
@@ -305,13 +322,29 @@ impl Resolver {
         let Ok(mut state) = self.shared.state.try_lock() else {
             return;
         };
-        let dropped = (state.held.let_all_go(), mem::take(&mut state.ends), mem::take(&mut state.routes));
+        let dropped = (
+            state.held.let_all_go(),
+            mem::take(&mut state.ends),
+            mem::take(&mut state.undelivered),
+            mem::take(&mut state.routes),
+        );
         drop(state);
         drop(dropped);
     }
 }
 
 impl Resolver {
+    fn deliver(&self, py: Python<'_>, delivery: Delivery) -> PyResult<Py<PyAny>> {
+        let made = steps::to_python(py, &self.shared, &delivery);
+        if made.is_err() {
+            let Delivery { step, taken } = delivery;
+            // By the time that it is given out there may be more, and a poll that finds nothing is harmless.
+            let step = Step { more: true, ..step };
+            self.shared.lock(py).undelivered.push_front(Delivery { step, taken });
+        }
+        made
+    }
+
     fn told(
         &self,
         py: Python<'_>,

@@ -3,6 +3,7 @@
 //! The lock is held for pure Rust only. Python objects are made before or after, and references dropped after:
 //! making one may run the garbage collector, and dropping one a `__del__`, which may call back in here.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -18,7 +19,7 @@ use pyo3::sync::MutexExt;
 use crate::bell::Bell;
 use crate::ends::{End, Ends};
 use crate::held::Held;
-use crate::steps::{self, Taken};
+use crate::steps::{self, Delivery, Taken};
 
 /// One machine, its time and its bell.
 pub struct Shared {
@@ -40,6 +41,8 @@ pub struct State {
     pub held: Held,
     /// Ends that were given a moment ago.
     pub ends: Ends,
+    /// Steps whose making a signal handler broke off, oldest first: the next polls give them.
+    pub undelivered: VecDeque<Delivery>,
     /// Ready-made `Route`s of what the machine has cached.
     pub routes: HashMap<RouteId, Py<PyAny>>,
 }
@@ -121,6 +124,16 @@ impl State {
         let taken: Vec<Taken> = taken.collect();
         self.ends.give(taken.iter().map(|taken| (taken.object.clone_ref(py), End::from(&taken.outcome))));
         taken
+    }
+
+    /// A request that is discarded after a poll that was broken off had taken it; to be dropped after unlocking.
+    pub fn take_back(&mut self, object: &Py<PyAny>) -> Option<Taken> {
+        for delivery in &mut self.undelivered {
+            if let Some(place) = delivery.taken.iter().position(|taken| taken.object.is(object)) {
+                return Some(delivery.taken.remove(place));
+            }
+        }
+        None
     }
 
     /// The objects of routes that are not given out any more, to be dropped after unlocking.

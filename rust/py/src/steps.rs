@@ -24,6 +24,14 @@ pub struct Taken {
     pub made: Option<Py<PyAny>>,
 }
 
+/// What a poll took, until Python has it.
+pub struct Delivery {
+    /// Its ends are in `taken`.
+    pub step: Step,
+    /// The requests that ended.
+    pub taken: Vec<Taken>,
+}
+
 /// The one step of polls at which nothing was decided.
 pub fn empty(py: Python<'_>) -> PyResult<Py<PyAny>> {
     static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -32,7 +40,10 @@ pub fn empty(py: Python<'_>) -> PyResult<Py<PyAny>> {
 }
 
 /// A `Step`; makes each `Route` and `Failure` once.
-pub fn to_python(py: Python<'_>, shared: &Shared, step: Step, taken: Vec<Taken>) -> PyResult<Py<PyAny>> {
+///
+/// That runs Python code, in which a signal handler may raise: what is delivered stays whole, for another try.
+pub fn to_python(py: Python<'_>, shared: &Shared, delivery: &Delivery) -> PyResult<Py<PyAny>> {
+    let Delivery { step, taken } = delivery;
     let mut routes: HashMap<RouteId, Py<PyAny>> = HashMap::new();
     let mut failures: HashMap<*const Failure, Py<PyAny>> = HashMap::new();
     let (mut resolved, mut failed) = (Vec::with_capacity(taken.len()), Vec::new());
@@ -40,26 +51,26 @@ pub fn to_python(py: Python<'_>, shared: &Shared, step: Step, taken: Vec<Taken>)
         match outcome {
             Outcome::Routed(route) => {
                 let made = match (made, routes.get(&route.id)) {
-                    (Some(made), _) => made,
+                    (Some(made), _) => made.clone_ref(py),
                     (None, Some(made)) => made.clone_ref(py),
                     (None, None) => {
-                        let made = shared.make_route(py, &route)?;
+                        let made = shared.make_route(py, route)?;
                         routes.insert(route.id, made.clone_ref(py));
                         made
                     }
                 };
-                resolved.push((object, made));
+                resolved.push((object.clone_ref(py), made));
             }
             Outcome::Failed(failure) => {
-                let made = match failures.get(&Arc::as_ptr(&failure)) {
+                let made = match failures.get(&Arc::as_ptr(failure)) {
                     Some(made) => made.clone_ref(py),
                     None => {
-                        let made = failure_to_python(py, &failure)?;
-                        failures.insert(Arc::as_ptr(&failure), made.clone_ref(py));
+                        let made = failure_to_python(py, failure)?;
+                        failures.insert(Arc::as_ptr(failure), made.clone_ref(py));
                         made
                     }
                 };
-                failed.push((object, made));
+                failed.push((object.clone_ref(py), made));
             }
         }
     }
