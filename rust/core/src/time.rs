@@ -76,11 +76,15 @@ impl SchedulerClock {
         self.paused_at.is_some() || now > self.horizon()
     }
 
-    /// When the clock will show `shown`, if it gets there without another poll.
+    /// When the clock shows `shown`, if it gets there without another poll, or did before it was paused.
     #[must_use]
     pub fn when(&self, shown: Tick) -> Option<Tick> {
         let at = shown.after(self.shift);
-        (self.paused_at.is_none() && at <= self.horizon()).then_some(at)
+        let reached = match self.paused_at {
+            Some(paused) => shown <= paused,
+            None => at <= self.horizon(),
+        };
+        reached.then_some(at)
     }
 
     /// The scheduler polled.
@@ -128,6 +132,19 @@ mod tests {
         assert_eq!(clock.read(at(5_500)), at(1_500));
         assert_eq!(clock.when(at(1_900)), Some(at(5_900)));
         assert_eq!(clock.when(at(2_100)), None, "out of reach until the next poll");
+    }
+
+    #[test]
+    fn paused_clock_tells_when_it_showed_what_came_before_the_pause() {
+        let mut clock = SchedulerClock::new(Tick::ZERO);
+        clock.on_poll(at(5_000));
+        clock.pause(at(5_500));
+        assert_eq!(
+            clock.when(at(1_500)),
+            Some(at(5_500)),
+            "a deadline then is due, and nothing else says so"
+        );
+        assert_eq!(clock.when(at(1_501)), None);
     }
 
     #[test]
