@@ -14,6 +14,8 @@ mod oracle;
 #[cfg(test)]
 mod replies;
 #[cfg(test)]
+mod retries;
+#[cfg(test)]
 mod script;
 #[cfg(test)]
 mod setup;
@@ -25,6 +27,7 @@ mod laws {
     use proptest::prelude::*;
 
     use crate::ending::everything_ends_and_nothing_is_left;
+    use crate::retries::{Run, story};
     use crate::script::script;
     use crate::setup::setup;
     use crate::world::{Mode, World};
@@ -46,6 +49,12 @@ mod laws {
         fn laws_hold_in_any_order_of_events((setup, script) in (setup(), script(60))) {
             let mut world = World::run(&setup, &script, Mode::default());
             everything_ends_and_nothing_is_left(&mut world, &setup);
+        }
+
+        /// J3, J4 exactly, as long as a peer fails for a while.
+        #[test]
+        fn attempts_and_ends_come_when_the_policy_says(story in story()) {
+            Run::new(story).play();
         }
 
         /// The same script gives the same, however the hash tables are seeded.
