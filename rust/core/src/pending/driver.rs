@@ -125,7 +125,8 @@ impl Machine {
         self.rearm(at);
     }
 
-    /// Routes that no later `add` or `poll` gives out, so that what was made of them can go.
+    /// Routes to which no later request is led, so that what was made of them can go. Ends that were decided before may
+    /// still come out of a poll with one.
     #[must_use]
     pub fn poll_retired(&mut self) -> Vec<RouteId> {
         core::mem::take(&mut self.retired)

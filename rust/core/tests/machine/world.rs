@@ -4,7 +4,7 @@ mod network;
 
 use disagg_core::failure::FailureKind;
 use disagg_core::ids::{RequestId, Room};
-use disagg_core::pending::{Added, Machine};
+use disagg_core::pending::{Added, Machine, Stats};
 use disagg_core::time::Tick;
 
 use crate::oracle::Oracle;
@@ -124,7 +124,7 @@ impl World {
 
     fn add(&mut self, peer: usize, spelling: usize, room: u64, preset: Option<u32>) {
         let (now, addr) = (self.now(), SPELLINGS[peer][0]);
-        let before = self.machine.stats();
+        let before = self.stats();
         let text = spell(peer, spelling);
         let pending = match self.machine.add(now, text, room_of(room), preset).unwrap() {
             Added::Pending(id) => Ok(id),
@@ -133,14 +133,14 @@ impl World {
         };
         let request = (addr, room, preset);
         match pending {
-            Ok(id) => self.oracle.on_pending(id, request, &before, &self.machine.stats()),
+            Ok(id) => self.oracle.on_pending(id, request, &before, &self.stats()),
             Err(route) => self.oracle.on_routed_at_once(&self.machine, &route, request),
         }
     }
 
     /// Warm-up transfers and malformed addresses touch nothing.
     fn add_elsewhere(&mut self, text: &str, room: u64) {
-        let (now, before) = (self.now(), self.machine.stats());
+        let (now, before) = (self.now(), self.stats());
         match self.machine.add(now, text, room_of(room), None) {
             Ok(Added::Fake(route)) => {
                 assert!(text.starts_with("2.2.2.2") && route.fake && route.endpoints.is_empty());
@@ -148,7 +148,7 @@ impl World {
             Ok(other) => panic!("{text}: {other:?}"),
             Err(_) => assert!(!text.starts_with("2.2.2.2"), "{text} is an address"),
         }
-        assert_eq!(self.machine.stats(), before);
+        assert_eq!(self.stats(), before);
     }
 
     fn add_many(&mut self, peer: usize, count: u64) {
@@ -186,7 +186,7 @@ impl World {
         if self.mode.traced && step.seq > 0 {
             self.trace.push(format!("{:?} {step:?}", self.oracle.now()));
         }
-        self.oracle.on_poll(limit, &step, &self.machine.stats());
+        self.oracle.on_poll(limit, &step, &self.stats());
         if self.deaf == 0 {
             self.listen();
             if !step.more {
@@ -220,7 +220,7 @@ impl World {
     }
 
     pub fn check_nothing_is_left(&self) {
-        self.oracle.check_nothing_is_left(&self.machine.stats());
+        self.oracle.check_nothing_is_left(&self.stats());
     }
 
     /// An event is over.
@@ -228,7 +228,14 @@ impl World {
         if self.deaf == 0 {
             self.listen();
         }
-        self.oracle.check_counts(&self.machine.stats(), self.deaf == 0);
+        self.oracle.check_counts(&self.stats(), self.deaf == 0);
+        for request in &self.oracle.held {
+            assert!(self.machine.explain(self.clock, request.id).is_some(), "{request:?}");
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        self.machine.stats(self.clock)
     }
 }
 

@@ -103,6 +103,11 @@ impl Oracle {
         let owners = self.held.iter().filter(|request| request.owns_room).count();
         assert_eq!(stats.rooms, owners + self.tracked.len(), "{stats:?}");
         assert_eq!(stats.tombstones, self.tombstones.len(), "{stats:?}");
+        let stages = [stats.need_info, stats.need_dp_rank, stats.need_endpoints];
+        for (waiting, age) in stages.into_iter().zip(stats.oldest) {
+            assert!(waiting > 0 || age.is_zero(), "{stats:?}");
+        }
+        assert!(stats.attempts_failed <= stats.attempts, "{stats:?}");
         let [_, fetching, waiting, ready, _] = stats.peers;
         assert!(stats.need_info == 0 || fetching + waiting > 0, "nobody asks for them: {stats:?}");
         assert!(undecided == stats.need_info || ready > 0, "nobody asks for them: {stats:?}");
@@ -125,6 +130,8 @@ impl Oracle {
         let counters = Stats {
             tombstones: self.tombstones.len(),
             http: stats.http,
+            attempts: stats.attempts,
+            attempts_failed: stats.attempts_failed,
             evictions: stats.evictions,
             ..Stats::default()
         };

@@ -64,19 +64,19 @@ impl World {
             port: self.new_port(),
         };
         let answer = reply.answer(&question);
-        let before = self.machine.stats().decided;
+        let before = self.stats().decided;
         let now = self.now();
         self.machine.on_response(now, ticket, answer.status, answer.body.as_bytes(), instance);
-        let decided = self.machine.stats().decided - before;
+        let decided = self.stats().decided - before;
         self.oracle.on_answer(&flight, &answer, instance, decided);
     }
 
     pub fn fail_one(&mut self, ticket: Ticket, error: TransportError) {
         let flight = self.oracle.land(ticket);
-        let before = self.machine.stats().decided;
+        let before = self.stats().decided;
         let now = self.now();
         self.machine.on_error(now, ticket, error, "it broke");
-        let decided = self.machine.stats().decided - before;
+        let decided = self.stats().decided - before;
         self.oracle.on_error(&flight, class_of_error(error), decided);
     }
 
@@ -95,10 +95,10 @@ impl World {
         let ticket = pick(&self.oracle.spent, ticket).unwrap_or(Ticket(1 << 60));
         let question =
             Question { kind: CommandKind::Endpoint, rooms: &[1, 2], topology: 0, port: self.new_port() };
-        let (answer, before) = (reply.answer(&question), self.machine.stats());
+        let (answer, before) = (reply.answer(&question), self.stats());
         let now = self.now();
         self.machine.on_response(now, ticket, answer.status, answer.body.as_bytes(), Some("c"));
-        assert_eq!(self.machine.stats(), before, "{ticket:?} is not awaited");
+        assert_eq!(self.stats(), before, "{ticket:?} is not awaited");
     }
 
     pub fn pass_time(&mut self, op: &Op) {
@@ -160,7 +160,7 @@ impl World {
             let now = self.now();
             let due = self.announced.is_some_and(|at| at <= self.oracle.now());
             self.machine.on_timer(now);
-            self.oracle.after_timers(&self.machine.stats());
+            self.oracle.after_timers(&self.stats());
             let before = self.oracle.flights.len();
             self.listen();
             assert!(due || before == self.oracle.flights.len(), "nothing was due, and something happened");
