@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use disagg_core::ids::Room;
-use disagg_core::pending::{AddError, Added, Machine, Options, Route, Step};
+use disagg_core::pending::{AddError, Added, Machine, Options, Route};
 use disagg_core::time::Tick;
 use hashbrown::HashMap;
 use pyo3::PyTraverseError;
@@ -23,7 +23,7 @@ use crate::held::Held;
 use crate::retry::RetryPolicy;
 use crate::shared::{Clock, Shared, State};
 use crate::stats;
-use crate::steps::{self, Delivery, Taken};
+use crate::steps::{self, Delivery, Undelivered};
 use crate::topology::DecodeRank;
 
 /// The pending requests of one decode rank; `disagg.Resolver` adds the network.
@@ -157,9 +157,10 @@ impl Resolver {
             return Err(PyValueError::new_err("limit 0 must be at least 1"));
         }
         let mut state = self.shared.live(py)?;
-        if let Some(delivery) = state.undelivered.pop_front() {
+        if let Some(undelivered) = state.undelivered.pop_front() {
             drop(state);
-            return self.deliver(py, delivery);
+            // By now there may be more, and a poll that finds nothing is harmless.
+            return self.deliver(py, undelivered, true);
         }
         let mut step = state.machine.poll(self.shared.clock.now(), limit);
         self.shared.ring_if_needed(&mut state);
@@ -170,27 +171,29 @@ impl Resolver {
             return steps::empty(py);
         }
         let ended = mem::take(&mut step.ended);
-        let delivery = Delivery { step, taken: state.take(py, ended) };
+        let more = step.more;
+        let delivery = Arc::new(Delivery { step, taken: state.take(py, ended) });
+        state.ends.give(Arc::clone(&delivery));
         let retired = state.retire();
         drop(state);
         drop((retired, forgotten));
-        self.deliver(py, delivery)
+        self.deliver(py, Undelivered::new(delivery), more)
     }
 
     fn discard(&self, request: &Bound<'_, PyAny>) {
         let py = request.py();
-        let (object, taken) = {
+        let object = {
             let mut state = self.shared.lock(py);
-            match state.held.find(request.as_unbound()) {
-                Some(id) => {
-                    state.machine.discard(self.shared.clock.now(), id);
-                    self.shared.ring_if_needed(&mut state);
-                    (state.held.let_go(id), None)
-                }
-                None => (None, state.take_back(request.as_unbound())),
-            }
+            let Some(id) = state.held.find(request.as_unbound()) else {
+                let mut undelivered = state.undelivered.iter_mut();
+                undelivered.any(|undelivered| undelivered.discard(request.as_unbound()));
+                return;
+            };
+            state.machine.discard(self.shared.clock.now(), id);
+            self.shared.ring_if_needed(&mut state);
+            state.held.let_go(id)
         };
-        drop((object, taken));
+        drop(object);
     }
 
     fn discard_all(&self, py: Python<'_>) {
@@ -308,13 +311,10 @@ impl Resolver {
         let Ok(state) = self.shared.state.try_lock() else {
             return Ok(());
         };
-        for object in state.held.iter().chain(state.ends.iter()) {
+        for object in state.held.iter() {
             visit.call(object)?;
         }
-        for Taken { object, made, .. } in state.undelivered.iter().flat_map(|delivery| &delivery.taken) {
-            visit.call(object)?;
-            visit.call(made)?;
-        }
+        state.ends.traverse(&visit)?;
         state.routes.values().try_for_each(|route| visit.call(route))
     }
 
@@ -334,13 +334,10 @@ impl Resolver {
 }
 
 impl Resolver {
-    fn deliver(&self, py: Python<'_>, delivery: Delivery) -> PyResult<Py<PyAny>> {
-        let made = steps::to_python(py, &self.shared, &delivery);
+    fn deliver(&self, py: Python<'_>, undelivered: Undelivered, more: bool) -> PyResult<Py<PyAny>> {
+        let made = steps::to_python(py, &self.shared, &undelivered, more);
         if made.is_err() {
-            let Delivery { step, taken } = delivery;
-            // By the time that it is given out there may be more, and a poll that finds nothing is harmless.
-            let step = Step { more: true, ..step };
-            self.shared.lock(py).undelivered.push_front(Delivery { step, taken });
+            self.shared.lock(py).undelivered.push_front(undelivered);
         }
         made
     }

@@ -17,9 +17,9 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use crate::bell::Bell;
-use crate::ends::{End, Ends};
+use crate::ends::Ends;
 use crate::held::Held;
-use crate::steps::{self, Delivery, Taken};
+use crate::steps::{self, Taken, Undelivered};
 
 /// One machine, its time and its bell.
 pub struct Shared {
@@ -42,7 +42,7 @@ pub struct State {
     /// Ends that were given a moment ago.
     pub ends: Ends,
     /// Steps whose making a signal handler broke off, oldest first: the next polls give them.
-    pub undelivered: VecDeque<Delivery>,
+    pub undelivered: VecDeque<Undelivered>,
     /// Ready-made `Route`s of what the machine has cached.
     pub routes: HashMap<RouteId, Py<PyAny>>,
 }
@@ -121,19 +121,7 @@ impl State {
             };
             Taken { object, outcome, made }
         });
-        let taken: Vec<Taken> = taken.collect();
-        self.ends.give(taken.iter().map(|taken| (taken.object.clone_ref(py), End::from(&taken.outcome))));
-        taken
-    }
-
-    /// A request that is discarded after a poll that was broken off had taken it; to be dropped after unlocking.
-    pub fn take_back(&mut self, object: &Py<PyAny>) -> Option<Taken> {
-        for delivery in &mut self.undelivered {
-            if let Some(place) = delivery.taken.iter().position(|taken| taken.object.is(object)) {
-                return Some(delivery.taken.remove(place));
-            }
-        }
-        None
+        taken.collect()
     }
 
     /// The objects of routes that are not given out any more, to be dropped after unlocking.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use disagg_core::failure::Failure;
 use disagg_core::ids::RouteId;
 use disagg_core::pending::{Event, Outcome, Route, Step};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
+use pyo3::PyTraverseError;
+use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
@@ -24,12 +26,24 @@ pub struct Taken {
     pub made: Option<Py<PyAny>>,
 }
 
-/// What a poll took, until Python has it.
+/// What a poll took.
 pub struct Delivery {
     /// Its ends are in `taken`.
     pub step: Step,
     /// The requests that ended.
     pub taken: Vec<Taken>,
+}
+
+impl Delivery {
+    /// Show all objects to the garbage collector. One that is shared is shown too often then, which is why only
+    /// `Ends` shows what it holds.
+    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for Taken { object, made, .. } in &self.taken {
+            visit.call(object)?;
+            visit.call(made)?;
+        }
+        Ok(())
+    }
 }
 
 /// The one step of polls at which nothing was decided.
@@ -39,15 +53,44 @@ pub fn empty(py: Python<'_>) -> PyResult<Py<PyAny>> {
     Ok(step.clone_ref(py))
 }
 
+/// A delivery whose `Step` was not made, because a signal handler raised meanwhile.
+pub struct Undelivered {
+    /// What the next poll gives.
+    pub delivery: Arc<Delivery>,
+    /// Places in `taken` of requests that were discarded since.
+    pub discarded: HashSet<usize>,
+}
+
+impl Undelivered {
+    /// The first try comes to an end in the poll that took it.
+    pub fn new(delivery: Arc<Delivery>) -> Self {
+        Self { delivery, discarded: HashSet::new() }
+    }
+
+    /// Leave a request out; false when it is not in it.
+    pub fn discard(&mut self, object: &Py<PyAny>) -> bool {
+        let place = self.delivery.taken.iter().position(|taken| taken.object.is(object));
+        place.is_some_and(|place| self.discarded.insert(place))
+    }
+}
+
 /// A `Step`; makes each `Route` and `Failure` once.
 ///
 /// That runs Python code, in which a signal handler may raise: what is delivered stays whole, for another try.
-pub fn to_python(py: Python<'_>, shared: &Shared, delivery: &Delivery) -> PyResult<Py<PyAny>> {
-    let Delivery { step, taken } = delivery;
+pub fn to_python(
+    py: Python<'_>,
+    shared: &Shared,
+    Undelivered { delivery, discarded }: &Undelivered,
+    more: bool,
+) -> PyResult<Py<PyAny>> {
+    let Delivery { step, taken } = &**delivery;
     let mut routes: HashMap<RouteId, Py<PyAny>> = HashMap::new();
     let mut failures: HashMap<*const Failure, Py<PyAny>> = HashMap::new();
     let (mut resolved, mut failed) = (Vec::with_capacity(taken.len()), Vec::new());
-    for Taken { object, outcome, made } in taken {
+    for (place, Taken { object, outcome, made }) in taken.iter().enumerate() {
+        if !discarded.is_empty() && discarded.contains(&place) {
+            continue;
+        }
         match outcome {
             Outcome::Routed(route) => {
                 let made = match (made, routes.get(&route.id)) {
@@ -75,13 +118,8 @@ pub fn to_python(py: Python<'_>, shared: &Shared, delivery: &Delivery) -> PyResu
         }
     }
     let events = step.events.iter().map(|event| event_to_python(py, event)).collect::<PyResult<Vec<_>>>()?;
-    let fields = (
-        step.seq,
-        PyTuple::new(py, resolved)?,
-        PyTuple::new(py, failed)?,
-        PyTuple::new(py, events)?,
-        step.more,
-    );
+    let fields =
+        (step.seq, PyTuple::new(py, resolved)?, PyTuple::new(py, failed)?, PyTuple::new(py, events)?, more);
     class(py, &STEP, "Step")?.call1(fields).map(Bound::unbind)
 }
 
