@@ -126,21 +126,25 @@ impl Resolver {
             return Err(PyValueError::new_err("request is pending already; discard it first"));
         }
         let State { machine, routes, ends, .. } = &mut *state;
-        let found = match machine.add(self.shared.clock.now(), addr, room, preset) {
-            Err(error) => {
-                drop(state);
-                return Err(bad_address(addr, error));
-            }
-            Ok(Added::Fake(route)) => Found::ToMake(route),
-            Ok(Added::Routed(route)) => match routes.get(&route.id) {
-                Some(made) => Found::Ready(made.clone_ref(py)),
-                None => Found::ToMake(Arc::clone(route)),
+        let found = |route: &Arc<Route>| match routes.get(&route.id) {
+            Some(made) => Found::Ready(made.clone_ref(py)),
+            None => Found::ToMake(Arc::clone(route)),
+        };
+        let found = match machine.add_cached(addr, room, preset).map(&found) {
+            Some(found) => found,
+            None => match machine.add(self.shared.clock.now(), addr, room, preset) {
+                Err(error) => {
+                    drop(state);
+                    return Err(bad_address(addr, error));
+                }
+                Ok(Added::Fake(route)) => Found::ToMake(route),
+                Ok(Added::Routed(route)) => found(route),
+                Ok(Added::Pending(id)) => {
+                    state.held.keep(id, request.clone().unbind());
+                    self.shared.ring_if_needed(&mut state);
+                    return Ok(None);
+                }
             },
-            Ok(Added::Pending(id)) => {
-                state.held.keep(id, request.clone().unbind());
-                self.shared.ring_if_needed(&mut state);
-                return Ok(None);
-            }
         };
         let forgotten = ends.give_at_once(request.clone().unbind());
         drop(state);

@@ -37,6 +37,19 @@ pub enum AddError {
 }
 
 impl Machine {
+    /// Place a request whose route is cached under exactly this spelling of the address; None is nothing done.
+    ///
+    /// As [`Machine::add`] does at the time of the latest call, so that the common case needs no clock: reading one is a
+    /// quarter of it (23 of 98 ns). The address then counts as used at that time.
+    pub fn add_cached(&mut self, address: &str, room: Room, preset: Option<u32>) -> Option<&Arc<Route>> {
+        let at = self.peers.find(address)?;
+        if !self.is_unhindered(room) {
+            return None;
+        }
+        let dp_rank = self.cached_dp_rank(at, room, preset)?;
+        Some(self.route_at_once(at, room, dp_rank))
+    }
+
     /// Place a request at the prefill engine behind `address`.
     ///
     /// # Errors
@@ -64,7 +77,7 @@ impl Machine {
             && self.is_unhindered(room)
             && let Some(dp_rank) = self.cached_dp_rank(at, room, preset)
         {
-            return Ok(self.route_at_once(at, room, dp_rank));
+            return Ok(Added::Routed(self.route_at_once(at, room, dp_rank)));
         }
         let addr = match known {
             Some(at) => Arc::clone(&self.peers.at(at).addr),
@@ -168,7 +181,7 @@ impl Machine {
         matches!(ready.groups.get(&dp_rank)?.state, GroupState::Ready(_)).then_some(dp_rank)
     }
 
-    fn route_at_once(&mut self, at: u32, room: Room, dp_rank: u32) -> Added<'_> {
+    fn route_at_once(&mut self, at: u32, room: Room, dp_rank: u32) -> &Arc<Route> {
         let peer = self.peers.at_mut(at);
         peer.last_add = self.now;
         let Some(GroupState::Ready(route)) =
@@ -179,7 +192,7 @@ impl Machine {
         if self.options.track_rooms {
             self.requests.rooms.track(room, &route.addr);
         }
-        Added::Routed(route)
+        route
     }
 
     fn add_pending(&mut self, addr: &Arc<str>, room: Room, preset: Option<u32>) -> RequestId {
