@@ -2,9 +2,10 @@
 
 use std::convert::Infallible;
 
+use disagg_core::ids::Room;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyInt};
 
 /// A number as it was given: taking it in never fails, so that the error can name the argument.
 pub enum Whole {
@@ -55,4 +56,29 @@ pub fn constructor_form(name: &str, fields: &[(&'static str, Bound<'_, PyAny>)])
         .map(|(field, value)| Ok(format!("{field}={}", value.repr()?)))
         .collect::<PyResult<Vec<_>>>()?;
     Ok(format!("{name}({})", parts.join(", ")))
+}
+
+/// A room, as `add` and `fail_room` take it.
+pub fn room_of(room: &Bound<'_, PyAny>) -> PyResult<Room> {
+    let number = room.cast_exact::<PyInt>().ok().and_then(|room| room.extract::<u64>().ok());
+    number.and_then(Room::new).ok_or_else(|| {
+        PyValueError::new_err(format!("room {} is not an int from 0 to 9223372036854775807", shown(room)))
+    })
+}
+
+/// The dp rank that a router chose.
+pub fn preset_of(dp_rank: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let number = dp_rank.cast_exact::<PyInt>().ok().and_then(|rank| rank.extract::<u64>().ok());
+    let number = number.filter(|&rank| rank < 1 << 63).ok_or_else(|| {
+        PyValueError::new_err(format!(
+            "dp_rank {} is not an int from 0 to 9223372036854775807",
+            shown(dp_rank)
+        ))
+    })?;
+    // No engine has that many: the request fails when the peer is known, with the largest number that fits.
+    Ok(u32::try_from(number).unwrap_or(u32::MAX))
+}
+
+fn shown(value: &Bound<'_, PyAny>) -> String {
+    value.repr().map_or_else(|_| String::from("?"), |text| text.to_string().chars().take(80).collect())
 }

@@ -1,15 +1,12 @@
 //! The ends that were given a moment ago, for `state_of`.
 
 use std::mem;
-use std::sync::Arc;
 
 use disagg_core::pending::Outcome;
 use hashbrown::HashMap;
-use pyo3::PyTraverseError;
-use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
 
-use crate::steps::Delivery;
+use crate::steps::Taken;
 
 /// How a request ended, as the numbers of which an engine's ranks take the MIN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +44,9 @@ impl From<&Outcome> for End {
 
 /// The ends of the last two steps and of the routes that `add` gave since.
 ///
-/// Whoever gives ends only leaves them here, so that `add` and `poll` pay next to nothing for it (a poll that took a
-/// reference of its own to each of 4,096 requests was 0.1 to 0.2 ms slower); the index is made by the first question.
-/// The objects are kept alive, so that an address in memory stands for one of them.
+/// Whoever gives ends only notes them here, so that `add` and `poll` pay next to nothing for it; the index is made by the
+/// first question. A request is known by its address in memory, so it is kept alive: by a step's own tuples, because a
+/// reference more to each of its requests made resolving a third slower, most of which wait for their memory.
 #[derive(Default)]
 pub struct Ends {
     newer: Given,
@@ -59,26 +56,34 @@ pub struct Ends {
 /// Ends that were given between two polls.
 #[derive(Default)]
 pub struct Given {
-    by_poll: Option<Arc<Delivery>>,
-    by_add: Vec<Py<PyAny>>,
+    ends: Vec<(usize, End)>,
+    /// Requests, and tuples with requests.
+    kept: Vec<Py<PyAny>>,
     index: HashMap<usize, End>,
-    /// Whether the index has the poll's, and how many of the others.
-    indexed: (bool, usize),
+    indexed: usize,
 }
 
 impl Ends {
     /// `add` gave a route at once. What comes back is to be dropped after unlocking: between two polls, which make
     /// room, at least the last [`MOST_AT_ONCE`] are remembered.
     pub fn give_at_once(&mut self, object: Py<PyAny>) -> Option<Given> {
-        let full = self.newer.by_add.len() >= MOST_AT_ONCE;
+        let full = self.newer.kept.len() >= MOST_AT_ONCE;
         let forgotten = full.then(|| self.turn());
-        self.newer.by_add.push(object);
+        self.newer.ends.push((identity(&object), End::Routed));
+        self.newer.kept.push(object);
         forgotten
     }
 
-    /// A poll gives these; call [`Ends::turn`] before.
-    pub fn give(&mut self, delivery: Arc<Delivery>) {
-        self.newer.by_poll = Some(delivery);
+    /// A poll has taken these, and keeps them alive until [`Ends::keep`]. Call [`Ends::turn`] before.
+    pub fn give(&mut self, taken: &[Taken]) {
+        self.newer
+            .ends
+            .extend(taken.iter().map(|taken| (identity(&taken.object), End::from(&taken.outcome))));
+    }
+
+    /// Keep a request, or what holds requests, as long as the ends that were given just now.
+    pub fn keep(&mut self, object: Py<PyAny>) {
+        self.newer.kept.push(object);
     }
 
     /// The scheduler polled: what was given before the last poll is forgotten. To be dropped after unlocking.
@@ -88,46 +93,31 @@ impl Ends {
 
     /// How the request last ended, if that is remembered.
     pub fn find(&mut self, object: &Py<PyAny>) -> Option<End> {
-        let identity = object.as_ptr().addr();
-        self.newer.find(identity).or_else(|| self.older.find(identity))
+        self.newer.find(identity(object)).or_else(|| self.older.find(identity(object)))
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.newer.len() + self.older.len()
+        self.newer.ends.len() + self.older.ends.len()
     }
 
-    /// Show all objects to the garbage collector.
-    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        [&self.newer, &self.older].into_iter().try_for_each(|given| given.traverse(visit))
+    /// All objects.
+    pub fn iter(&self) -> impl Iterator<Item = &Py<PyAny>> {
+        self.newer.kept.iter().chain(&self.older.kept)
     }
 }
 
 impl Given {
-    fn len(&self) -> usize {
-        self.by_poll.as_ref().map_or(0, |delivery| delivery.taken.len()) + self.by_add.len()
-    }
-
     fn find(&mut self, identity: usize) -> Option<End> {
-        // A request may have ended in the poll and been added again since: the last end counts.
-        let (poll_indexed, added) =
-            mem::replace(&mut self.indexed, (self.by_poll.is_some(), self.by_add.len()));
-        if let Some(delivery) = self.by_poll.as_ref().filter(|_| !poll_indexed) {
-            let ends =
-                delivery.taken.iter().map(|taken| (taken.object.as_ptr().addr(), End::from(&taken.outcome)));
-            self.index.extend(ends);
-        }
-        let routed = self.by_add.iter().skip(added).map(|object| (object.as_ptr().addr(), End::Routed));
-        self.index.extend(routed);
+        // A request may have ended and been added again: the last end counts.
+        let indexed = mem::replace(&mut self.indexed, self.ends.len());
+        self.index.extend(self.ends.iter().skip(indexed).copied());
         self.index.get(&identity).copied()
     }
+}
 
-    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        if let Some(delivery) = &self.by_poll {
-            delivery.traverse(visit)?;
-        }
-        self.by_add.iter().try_for_each(|object| visit.call(object))
-    }
+fn identity(object: &Py<PyAny>) -> usize {
+    object.as_ptr().addr()
 }
 
 /// Routes that `add` gives without a poll in between, after which the earlier ones are forgotten.

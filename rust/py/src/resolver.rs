@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use disagg_core::ids::Room;
 use disagg_core::pending::{AddError, Added, Machine, Options, Route};
 use disagg_core::time::Tick;
 use hashbrown::HashMap;
@@ -14,8 +13,9 @@ use pyo3::PyTraverseError;
 use pyo3::exceptions::{PyKeyError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::gc::PyVisit;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyInt};
+use pyo3::types::PyDict;
 
+use crate::arguments::{preset_of, room_of};
 use crate::bell::Bell;
 use crate::driver::Driver;
 use crate::ends::{End, Ends};
@@ -23,7 +23,7 @@ use crate::held::Held;
 use crate::retry::RetryPolicy;
 use crate::shared::{Clock, Shared, State};
 use crate::stats;
-use crate::steps::{self, Delivery, Undelivered};
+use crate::steps::{self, Delivery, Made, Taken};
 use crate::topology::DecodeRank;
 
 /// The pending requests of one decode rank; `disagg.Resolver` adds the network.
@@ -161,10 +161,11 @@ impl Resolver {
             return Err(PyValueError::new_err("limit 0 must be at least 1"));
         }
         let mut state = self.shared.live(py)?;
-        if let Some(undelivered) = state.undelivered.pop_front() {
+        if let Some(delivery) = state.undelivered.pop_front() {
+            state.ends.give(&delivery.taken);
             drop(state);
             // By now there may be more, and a poll that finds nothing is harmless.
-            return self.deliver(py, undelivered, true);
+            return self.deliver(py, delivery, true);
         }
         let mut step = state.machine.poll(self.shared.clock.now(), limit);
         self.shared.ring_if_needed(&mut state);
@@ -176,12 +177,11 @@ impl Resolver {
         }
         let ended = mem::take(&mut step.ended);
         let more = step.more;
-        let delivery = Arc::new(Delivery { step, taken: state.take(py, ended) });
-        state.ends.give(Arc::clone(&delivery));
+        let delivery = Delivery { step, taken: state.take(py, ended) };
         let retired = state.retire();
         drop(state);
         drop((retired, forgotten));
-        self.deliver(py, Undelivered::new(delivery), more)
+        self.deliver(py, delivery, more)
     }
 
     fn discard(&self, request: &Bound<'_, PyAny>) {
@@ -189,8 +189,9 @@ impl Resolver {
         let object = {
             let mut state = self.shared.lock(py);
             let Some(id) = state.held.find(request.as_unbound()) else {
-                let mut undelivered = state.undelivered.iter_mut();
-                undelivered.any(|undelivered| undelivered.discard(request.as_unbound()));
+                let left = state.take_back(request.as_unbound());
+                drop(state);
+                drop(left);
                 return;
             };
             state.machine.discard(self.shared.clock.now(), id);
@@ -248,7 +249,7 @@ impl Resolver {
 
     fn state_of(&self, request: &Bound<'_, PyAny>) -> PyResult<u8> {
         let mut state = self.shared.live(request.py())?;
-        if state.held.find(request.as_unbound()).is_some() {
+        if state.held.find(request.as_unbound()).is_some() || state.is_undelivered(request.as_unbound()) {
             return Ok(PENDING);
         }
         let end = state.ends.find(request.as_unbound());
@@ -315,10 +316,13 @@ impl Resolver {
         let Ok(state) = self.shared.state.try_lock() else {
             return Ok(());
         };
-        for object in state.held.iter() {
+        for object in state.held.iter().chain(state.ends.iter()) {
             visit.call(object)?;
         }
-        state.ends.traverse(&visit)?;
+        for Taken { object, made, .. } in state.undelivered.iter().flat_map(|delivery| &delivery.taken) {
+            visit.call(object)?;
+            visit.call(made)?;
+        }
         state.routes.values().try_for_each(|route| visit.call(route))
     }
 
@@ -338,12 +342,20 @@ impl Resolver {
 }
 
 impl Resolver {
-    fn deliver(&self, py: Python<'_>, undelivered: Undelivered, more: bool) -> PyResult<Py<PyAny>> {
-        let made = steps::to_python(py, &self.shared, &undelivered, more);
-        if made.is_err() {
-            self.shared.lock(py).undelivered.push_front(undelivered);
+    fn deliver(&self, py: Python<'_>, mut delivery: Delivery, more: bool) -> PyResult<Py<PyAny>> {
+        let made = delivery.make(py, &self.shared, more);
+        let mut state = self.shared.lock(py);
+        match made {
+            Ok(Made { step, resolved, failed }) => {
+                state.ends.keep(resolved);
+                state.ends.keep(failed);
+                Ok(step)
+            }
+            Err(error) => {
+                state.undelivered.push_front(delivery);
+                Err(error)
+            }
         }
-        made
     }
 
     fn told(
@@ -366,29 +378,6 @@ fn bad_address(addr: &str, AddError::Addr(error): AddError) -> PyErr {
 
 fn unknown_request() -> PyErr {
     PyKeyError::new_err("request is not pending, and did not end within the last two polls")
-}
-
-fn room_of(room: &Bound<'_, PyAny>) -> PyResult<Room> {
-    let number = room.cast_exact::<PyInt>().ok().and_then(|room| room.extract::<u64>().ok());
-    number.and_then(Room::new).ok_or_else(|| {
-        PyValueError::new_err(format!("room {} is not an int from 0 to 9223372036854775807", shown(room)))
-    })
-}
-
-fn preset_of(dp_rank: &Bound<'_, PyAny>) -> PyResult<u32> {
-    let number = dp_rank.cast_exact::<PyInt>().ok().and_then(|rank| rank.extract::<u64>().ok());
-    let number = number.filter(|&rank| rank < 1 << 63).ok_or_else(|| {
-        PyValueError::new_err(format!(
-            "dp_rank {} is not an int from 0 to 9223372036854775807",
-            shown(dp_rank)
-        ))
-    })?;
-    // No engine has that many: the request fails when the peer is known, with the largest number that fits.
-    Ok(u32::try_from(number).unwrap_or(u32::MAX))
-}
-
-fn shown(value: &Bound<'_, PyAny>) -> String {
-    value.repr().map_or_else(|_| String::from("?"), |text| text.to_string().chars().take(80).collect())
 }
 
 /// The state of a request that has no end yet, between those of [`End`].

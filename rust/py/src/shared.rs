@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use disagg_core::ids::{RequestId, RouteId};
-use disagg_core::pending::{Machine, Route};
+use disagg_core::pending::{Machine, Outcome, Route};
 use disagg_core::time::Tick;
 use hashbrown::HashMap;
 use pyo3::exceptions::PyRuntimeError;
@@ -19,7 +19,7 @@ use pyo3::sync::MutexExt;
 use crate::bell::Bell;
 use crate::ends::Ends;
 use crate::held::Held;
-use crate::steps::{self, Taken, Undelivered};
+use crate::steps::{self, Delivery, Taken};
 
 /// One machine, its time and its bell.
 pub struct Shared {
@@ -42,7 +42,7 @@ pub struct State {
     /// Ends that were given a moment ago.
     pub ends: Ends,
     /// Steps whose making a signal handler broke off, oldest first: the next polls give them.
-    pub undelivered: VecDeque<Undelivered>,
+    pub undelivered: VecDeque<Delivery>,
     /// Ready-made `Route`s of what the machine has cached.
     pub routes: HashMap<RouteId, Py<PyAny>>,
 }
@@ -108,20 +108,37 @@ impl Shared {
 
 impl State {
     /// The objects and ready-made routes of a step.
-    pub fn take(
-        &mut self,
-        py: Python<'_>,
-        ended: Vec<(RequestId, disagg_core::pending::Outcome)>,
-    ) -> Vec<Taken> {
-        use disagg_core::pending::Outcome::{Failed, Routed};
+    pub fn take(&mut self, py: Python<'_>, ended: Vec<(RequestId, Outcome)>) -> Vec<Taken> {
         let taken = self.held.let_many_go(ended).into_iter().map(|(_, object, outcome)| {
             let made = match &outcome {
-                Routed(route) => self.routes.get(&route.id).map(|made| made.clone_ref(py)),
-                Failed(_) => None,
+                Outcome::Routed(route) => self.routes.get(&route.id).map(|made| made.clone_ref(py)),
+                Outcome::Failed(_) => None,
             };
             Taken { object, outcome, made }
         });
-        taken.collect()
+        let taken: Vec<Taken> = taken.collect();
+        self.ends.give(&taken);
+        taken
+    }
+
+    /// Whether a request is in a step that was broken off: it ended, but its end was not given.
+    pub fn is_undelivered(&self, object: &Py<PyAny>) -> bool {
+        let mut taken = self.undelivered.iter().flat_map(|delivery| &delivery.taken);
+        taken.any(|taken| taken.object.is(object))
+    }
+
+    /// A request that was discarded after a poll that was broken off had taken it. What is left of it is to be
+    /// dropped after unlocking.
+    pub fn take_back(&mut self, object: &Py<PyAny>) -> Option<(Outcome, Option<Py<PyAny>>)> {
+        for delivery in &mut self.undelivered {
+            if let Some(place) = delivery.taken.iter().position(|taken| taken.object.is(object)) {
+                let Taken { object, outcome, made } = delivery.taken.remove(place);
+                // Its end is noted already, and what is noted has to be alive.
+                self.ends.keep(object);
+                return Some((outcome, made));
+            }
+        }
+        None
     }
 
     /// The objects of routes that are not given out any more, to be dropped after unlocking.

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use disagg_core::failure::Failure;
 use disagg_core::ids::RouteId;
 use disagg_core::pending::{Event, Outcome, Route, Step};
-use hashbrown::{HashMap, HashSet};
-use pyo3::PyTraverseError;
-use pyo3::gc::PyVisit;
+use hashbrown::HashMap;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
@@ -22,11 +21,11 @@ pub struct Taken {
     pub object: Py<PyAny>,
     /// How it ended.
     pub outcome: Outcome,
-    /// Its `Route`, if one was made before.
+    /// Its `Route` or `Failure`, as soon as there is one.
     pub made: Option<Py<PyAny>>,
 }
 
-/// What a poll took.
+/// What a poll took, until its `Step` is made.
 pub struct Delivery {
     /// Its ends are in `taken`.
     pub step: Step,
@@ -34,16 +33,11 @@ pub struct Delivery {
     pub taken: Vec<Taken>,
 }
 
-impl Delivery {
-    /// Show all objects to the garbage collector. One that is shared is shown too often then, which is why only
-    /// `Ends` shows what it holds.
-    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        for Taken { object, made, .. } in &self.taken {
-            visit.call(object)?;
-            visit.call(made)?;
-        }
-        Ok(())
-    }
+/// A `Step`, and the tuples in it that hold its requests.
+pub struct Made {
+    pub step: Py<PyAny>,
+    pub resolved: Py<PyAny>,
+    pub failed: Py<PyAny>,
 }
 
 /// The one step of polls at which nothing was decided.
@@ -53,74 +47,69 @@ pub fn empty(py: Python<'_>) -> PyResult<Py<PyAny>> {
     Ok(step.clone_ref(py))
 }
 
-/// A delivery whose `Step` was not made, because a signal handler raised meanwhile.
-pub struct Undelivered {
-    /// What the next poll gives.
-    pub delivery: Arc<Delivery>,
-    /// Places in `taken` of requests that were discarded since.
-    pub discarded: HashSet<usize>,
+impl Delivery {
+    /// Its `Step`, which takes the requests.
+    ///
+    /// Making values runs Python code, in which a signal handler may raise. So that comes first: when it fails, the
+    /// delivery is whole, for another try. Afterwards nothing runs Python code.
+    pub fn make(&mut self, py: Python<'_>, shared: &Shared, more: bool) -> PyResult<Made> {
+        make_values(py, shared, &mut self.taken)?;
+        let events = self.step.events.iter().map(|event| event_to_python(py, event));
+        let events = PyTuple::new(py, events.collect::<PyResult<Vec<_>>>()?)?;
+        let step = class(py, &STEP, "Step")?.call1((self.step.seq, (), (), events, more))?;
+        let set = set_attribute(py)?;
+        let (mut resolved, mut failed) = (Vec::with_capacity(self.taken.len()), Vec::new());
+        for Taken { object, outcome, made } in self.taken.drain(..) {
+            match outcome {
+                Outcome::Routed(_) => resolved.push((object, made)),
+                Outcome::Failed(_) => failed.push((object, made)),
+            }
+        }
+        let (resolved, failed) = (PyTuple::new(py, resolved)?, PyTuple::new(py, failed)?);
+        set.call1((&step, intern!(py, "resolved"), &resolved))?;
+        set.call1((&step, intern!(py, "failed"), &failed))?;
+        Ok(Made {
+            step: step.unbind(),
+            resolved: resolved.into_any().unbind(),
+            failed: failed.into_any().unbind(),
+        })
+    }
 }
 
-impl Undelivered {
-    /// The first try comes to an end in the poll that took it.
-    pub fn new(delivery: Arc<Delivery>) -> Self {
-        Self { delivery, discarded: HashSet::new() }
-    }
-
-    /// Leave a request out; false when it is not in it.
-    pub fn discard(&mut self, object: &Py<PyAny>) -> bool {
-        let place = self.delivery.taken.iter().position(|taken| taken.object.is(object));
-        place.is_some_and(|place| self.discarded.insert(place))
-    }
-}
-
-/// A `Step`; makes each `Route` and `Failure` once.
-///
-/// That runs Python code, in which a signal handler may raise: what is delivered stays whole, for another try.
-pub fn to_python(
-    py: Python<'_>,
-    shared: &Shared,
-    Undelivered { delivery, discarded }: &Undelivered,
-    more: bool,
-) -> PyResult<Py<PyAny>> {
-    let Delivery { step, taken } = &**delivery;
+/// Makes each `Route` and `Failure` that there is not yet, and each once.
+fn make_values(py: Python<'_>, shared: &Shared, taken: &mut [Taken]) -> PyResult<()> {
     let mut routes: HashMap<RouteId, Py<PyAny>> = HashMap::new();
     let mut failures: HashMap<*const Failure, Py<PyAny>> = HashMap::new();
-    let (mut resolved, mut failed) = (Vec::with_capacity(taken.len()), Vec::new());
-    for (place, Taken { object, outcome, made }) in taken.iter().enumerate() {
-        if !discarded.is_empty() && discarded.contains(&place) {
+    for Taken { outcome, made, .. } in taken {
+        if made.is_some() {
             continue;
         }
-        match outcome {
-            Outcome::Routed(route) => {
-                let made = match (made, routes.get(&route.id)) {
-                    (Some(made), _) => made.clone_ref(py),
-                    (None, Some(made)) => made.clone_ref(py),
-                    (None, None) => {
-                        let made = shared.make_route(py, route)?;
-                        routes.insert(route.id, made.clone_ref(py));
-                        made
-                    }
-                };
-                resolved.push((object.clone_ref(py), made));
-            }
-            Outcome::Failed(failure) => {
-                let made = match failures.get(&Arc::as_ptr(failure)) {
-                    Some(made) => made.clone_ref(py),
-                    None => {
-                        let made = failure_to_python(py, failure)?;
-                        failures.insert(Arc::as_ptr(failure), made.clone_ref(py));
-                        made
-                    }
-                };
-                failed.push((object.clone_ref(py), made));
-            }
-        }
+        let value = match outcome {
+            Outcome::Routed(route) => match routes.get(&route.id) {
+                Some(value) => value.clone_ref(py),
+                None => {
+                    let value = shared.make_route(py, route)?;
+                    routes.insert(route.id, value.clone_ref(py));
+                    value
+                }
+            },
+            Outcome::Failed(failure) => match failures.get(&Arc::as_ptr(failure)) {
+                Some(value) => value.clone_ref(py),
+                None => {
+                    let value = failure_to_python(py, failure)?;
+                    failures.insert(Arc::as_ptr(failure), value.clone_ref(py));
+                    value
+                }
+            },
+        };
+        *made = Some(value);
     }
-    let events = step.events.iter().map(|event| event_to_python(py, event)).collect::<PyResult<Vec<_>>>()?;
-    let fields =
-        (step.seq, PyTuple::new(py, resolved)?, PyTuple::new(py, failed)?, PyTuple::new(py, events)?, more);
-    class(py, &STEP, "Step")?.call1(fields).map(Bound::unbind)
+    Ok(())
+}
+
+/// `object.__setattr__`, with which a frozen dataclass sets its own fields; unlike its `__init__` it is no Python code.
+fn set_attribute<'py>(py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    py.get_type::<PyAny>().getattr(intern!(py, "__setattr__"))
 }
 
 /// A `Route` with its endpoints.
