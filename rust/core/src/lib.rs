@@ -22,6 +22,11 @@
 //! - [`pending`] is the machine: stages of requests, states of peers, retries, deadlines.
 //! - [`registry`] is the other side: the tables of a bootstrap server.
 //!
+//! The states of a peer and of a request are enums with a diagram each, and each is changed by one function that knows the
+//! arrows (`pending/peer_state.rs`, `pending/requests.rs`); a group of endpoints has a third, small one
+//! (`pending/peer.rs`). A decision depends on facts and calls, their times and their order, and not on the seed of a
+//! hash table: ranks that hear the same say the same, in steps of the same number.
+//!
 //! Requests are never walked over. Each is in lists by what it waits for, deadlines of one length are lists in order
 //! of entry, and each peer is woken by one heap; so an idle poll costs the same whatever waits.
 //!

@@ -11,7 +11,7 @@ use super::refusal::BadInput;
 /// Most ranks that one engine may have.
 pub const MAX_RANKS: u64 = 65_536;
 
-/// An engine's parallel sizes, each at least 1, [`MAX_RANKS`] ranks at most.
+/// An engine's parallel sizes, each at least 1, 65,536 ranks at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
     /// Data-parallel groups.
