@@ -16,7 +16,7 @@ __all__ = ["Explanations"]
 class Explanations(PeerRules):
     """Looks at the state and changes nothing."""
 
-    given: list[list[tuple[Any, int]]]  # ends: since the last poll, and between that one and the one before
+    given: list[list[tuple[object, int]]]  # ends: since the last poll, and between that one and the one before
 
     def state_of(self, obj: Any) -> int:
         """Return 0 for failed, 1 for pending, 2 for routed; KeyError when the end is over two polls ago."""

@@ -53,7 +53,7 @@ class ReferenceResolver(Explanations):
         self.attempts = 0
         self.attempts_failed = 0
         self.dead: tuple[str, str] | None = None
-        self.given: list[list[tuple[Any, int]]] = [[], []]
+        self.given: list[list[tuple[object, int]]] = [[], []]
 
     def set_time_ns(self, now: int) -> None:
         """Set the time; it never goes back."""

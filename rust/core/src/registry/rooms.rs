@@ -19,7 +19,7 @@ pub const MAX_ROOM: u64 = u64::MAX >> 1;
 /// The body of `POST /register_dp_rank`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoomPut {
-    /// The room, at most [`MAX_ROOM`].
+    /// The room, at most 2^63-1.
     pub room: u64,
     /// The data-parallel group that holds it; not compared with the dp size, as upstream.
     pub dp_rank: u16,
