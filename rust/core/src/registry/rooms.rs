@@ -41,7 +41,7 @@ impl RoomPut {
 /// The body of `POST /query_dp_ranks`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoomQuery {
-    /// The rooms, each at most [`MAX_ROOM`], in the order asked for.
+    /// The rooms, each at most 2^63-1, in the order asked for.
     pub rooms: Vec<u64>,
 }
 
