@@ -134,7 +134,7 @@ def _cooldown(story: PeerStory, added_ns: int) -> Allowed:
 def _slow_start(story: PeerStory, added_ns: int) -> list[Allowed]:
     """Not ready until the budget is spent; cooldown; then routed once a probe found it whole."""
     spent_early, spent_late = story.spent_ns(0)
-    ends = _gave_up(story, added_ns, "not_ready", 0, ("503",))
+    ends = _gave_up(story, added_ns, "not_ready", 0, ("not ready",))
     if not story.facts.whole_ns:  # the run was over before
         return ends
     whole_early, whole_late = story.facts.whole_ns[0]
