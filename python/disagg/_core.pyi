@@ -470,6 +470,28 @@ class Driver:
         """Return the seconds until `on_timer` is to be called, or None for never."""
     def fail_all(self, reason: str, *, closed: bool = False) -> None:
         """End every pending request, and every later one at once, as `internal` or `closed`."""
+    def stats(self) -> dict[str, Any]:
+        """Return what `Resolver.stats` returns."""
+    def counters(self) -> dict[str, Any]:
+        """Return what was done, in numbers that only grow.
+
+        `added` requests; `ended` ones by how (`routed_at_once`, `fake`, `resolved`, `failed`, `discarded` before they
+        had an end) and `failed` by kind, both counted when it is decided, not when a poll tells, so that the ends and
+        what is undecided add up to `added`; `attempts` at topologies by outcome (`good`, `transient`, `permanent`) and
+        kind; `http` requests by kind; `rooms_asked` for a dp rank (again counts again) and `rooms_resolved` by an
+        answer; `events` by kind; `evictions`; `changes_dropped` because nobody took them.
+
+        `waits` has, for the stays of requests in the stages `info`, `dp_rank` and `endpoints` and for `total`, the sum
+        in seconds (`sum_s`) and how many were at most as long as each of `wait_bounds_s`, or longer than all
+        (`buckets`), on the scheduler's clock. What took no time is not counted.
+        """
+    def take_changes(self, limit: int) -> list[dict[str, Any]]:
+        """Take at most `limit` changes of peers, the oldest first; the last 512 are kept until they are taken.
+
+        Each has `event` (fetch_failed, budget_spent, refused, lost, restarted, back, ready, unequal_tp), `addr`,
+        `attempt` of `budget`, `kind` of failure, how many requests were `waiting`, `epoch`, `sizes` (dp, cp, tp, pp),
+        `text` (may hold what a peer sent), and `age_s`. What does not apply is None.
+        """
 
 @final
 class BootstrapServer:

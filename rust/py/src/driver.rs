@@ -9,8 +9,9 @@ use disagg_core::failure::FailureKind;
 use disagg_core::ids::Ticket;
 use disagg_core::pending::Command;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList};
 
+use crate::counters;
 use crate::shared::Shared;
 
 /// The network's side of one resolver: commands out, facts in.
@@ -84,5 +85,22 @@ impl Driver {
         let mut state = self.0.lock(py);
         state.machine.fail_all(self.0.clock.now(), kind, reason);
         self.0.ring_if_needed(&mut state);
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.0.stats(py)
+    }
+
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = self.0.lock(py).machine.counters();
+        counters::to_python(py, &counters)
+    }
+
+    fn take_changes<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<Bound<'py, PyList>> {
+        let changes = self.0.lock(py).machine.poll_changes(limit);
+        let now = self.0.clock.now();
+        let dicts: PyResult<Vec<_>> =
+            changes.into_iter().map(|change| counters::change_to_python(py, change, now)).collect();
+        PyList::new(py, dicts?)
     }
 }

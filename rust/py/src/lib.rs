@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 mod arguments;
 mod bell;
+mod counters;
 mod driver;
 mod ends;
 mod errors;

@@ -22,7 +22,6 @@ use crate::ends::{End, Ends};
 use crate::held::Held;
 use crate::retry::RetryPolicy;
 use crate::shared::{Clock, Shared, State};
-use crate::stats;
 use crate::steps::{self, Delivery, Made, Taken};
 use crate::topology::DecodeRank;
 
@@ -278,11 +277,7 @@ impl Resolver {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (stats, ends) = {
-            let state = self.shared.lock(py);
-            (state.machine.stats(self.shared.clock.now()), state.ends.len())
-        };
-        stats::to_python(py, &stats, ends)
+        self.shared.stats(py)
     }
 
     /// What the network side drives.

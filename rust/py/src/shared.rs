@@ -15,10 +15,12 @@ use hashbrown::HashMap;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
+use pyo3::types::PyDict;
 
 use crate::bell::Bell;
 use crate::ends::Ends;
 use crate::held::Held;
+use crate::stats;
 use crate::steps::{self, Delivery, Taken};
 
 /// One machine, its time and its bell.
@@ -96,6 +98,15 @@ impl Shared {
         // A panic under the lock is a bug that PyO3 has raised already; the machine's functions leave no list
         // half-linked on the paths that can be met, so later calls go on rather than stop the scheduler.
         self.state.lock_py_attached(py).unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Counts of everything.
+    pub fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (stats, ends) = {
+            let state = self.lock(py);
+            (state.machine.stats(self.clock.now()), state.ends.len())
+        };
+        stats::to_python(py, &stats, ends)
     }
 
     /// Wake the network side if it has something to do that it does not know of.

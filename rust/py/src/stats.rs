@@ -39,7 +39,8 @@ pub fn to_python<'py>(py: Python<'py>, stats: &Stats, ends: usize) -> PyResult<B
     Ok(dict)
 }
 
-fn named<'py, T: IntoPyObject<'py>>(
+/// A dict of names and values.
+pub fn named<'py, T: IntoPyObject<'py>>(
     py: Python<'py>,
     pairs: impl IntoIterator<Item = (&'static str, T)>,
 ) -> PyResult<Bound<'py, PyDict>> {

@@ -61,13 +61,15 @@ impl Machine {
         room: Room,
         preset: Option<u32>,
     ) -> Result<Added<'_>, AddError> {
-        self.advance_to(now);
+        // Not `advance_to`, whose clock for waits only what is pending needs.
+        self.now = self.now.max(now);
         // Known names are canonical, so the common spelling needs no parsing.
         let (known, parsed) = match self.peers.find(address) {
             Some(known) => (Some(known), None),
             None => {
                 let parsed = addr::canonical(address, self.options.default_port).map_err(AddError::Addr)?;
                 if addr::host_of(&parsed) == addr::FAKE_HOST {
+                    self.requests.counters.fake += 1;
                     return Ok(Added::Fake(Arc::new(fake_route(parsed))));
                 }
                 (self.peers.find(&parsed), Some(parsed))
@@ -182,6 +184,7 @@ impl Machine {
     }
 
     fn route_at_once(&mut self, at: u32, room: Room, dp_rank: u32) -> &Arc<Route> {
+        self.requests.counters.routed_at_once += 1;
         let peer = self.peers.at_mut(at);
         peer.last_add = self.now;
         let Some(GroupState::Ready(route)) =
@@ -196,7 +199,8 @@ impl Machine {
     }
 
     fn add_pending(&mut self, addr: &Arc<str>, room: Room, preset: Option<u32>) -> RequestId {
-        let lived = self.lived();
+        self.advance_to(self.now);
+        let lived = self.requests.lived;
         let end = self.known_end(addr, room);
         let id = self.requests.insert(room, preset, lived);
         let at = match end {
@@ -279,7 +283,7 @@ impl Machine {
         let Some((at, _)) = idle.min_by_key(|(_, peer)| (peer.last_add, Arc::clone(&peer.addr))) else {
             return false;
         };
-        self.evictions += 1;
+        self.counters.evictions += 1;
         self.forget(at);
         true
     }

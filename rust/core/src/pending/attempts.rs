@@ -4,6 +4,7 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 
+use super::changes::ChangeKind;
 use super::peer::Budget;
 use super::peer_state::{PeerEvent, PeerState};
 use super::route::CommandKind;
@@ -17,13 +18,13 @@ use crate::time::Tick;
 impl Machine {
     pub(super) fn start_attempt(&mut self, at: u32) {
         self.peers.at_mut(at).on(PeerEvent::AttemptStarts);
-        self.attempts += 1;
+        self.counters.attempts += 1;
         self.fetch(at, Purpose::Attempt, self.now);
     }
 
     /// Ask a marked peer whether it is back.
     pub(super) fn start_probe(&mut self, at: u32) {
-        self.attempts += 1;
+        self.counters.attempts += 1;
         self.fetch(at, Purpose::Probe, self.now);
     }
 
@@ -36,16 +37,28 @@ impl Machine {
     /// An attempt or a probe was answered.
     pub(super) fn on_attempt(&mut self, at: u32, flight: Flight, answer: Answer, instance: Option<&str>) {
         match answer {
-            Answer::Good(info) => self.become_ready(at, *info, instance),
+            Answer::Good(info) => {
+                self.become_ready(at, *info, instance);
+                match self.peers.at(at).ready() {
+                    Some(_) => self.counters.good += 1,
+                    None => self.counters.permanent.count(FailureKind::Incompatible),
+                }
+            }
             Answer::AskOlderForm => {
                 self.peers.at_mut(at).dialect = Dialect::E2;
                 return self.fetch(at, flight.purpose, flight.started);
             }
-            Answer::Permanent { kind, text } => self.refuse(at, kind, &text),
-            Answer::Transient { kind, text } => self.attempt_failed(at, flight, kind, text),
+            Answer::Permanent { kind, text } => {
+                self.counters.permanent.count(kind);
+                self.refuse(at, kind, &text);
+            }
+            Answer::Transient { kind, text } => {
+                self.counters.transient.count(kind);
+                self.attempt_failed(at, flight, kind, text);
+            }
         }
         if self.peers.at(at).ready().is_none() {
-            self.attempts_failed += 1;
+            self.counters.attempts_failed += 1;
         }
     }
 
@@ -66,7 +79,11 @@ impl Machine {
         peer.on(PeerEvent::AttemptFailed { until, for_poll: policy.per_cycle });
         match &mut peer.budget.spent {
             Some((_, failure)) => *failure = cooldown,
-            None if peer.budget.failed >= policy.max_attempts => peer.budget.spent = Some((now, cooldown)),
+            None if peer.budget.failed >= policy.max_attempts => {
+                peer.budget.spent = Some((now, cooldown));
+                self.note_attempt(at, ChangeKind::BudgetSpent);
+            }
+            None if peer.budget.failed == 1 => self.note_attempt(at, ChangeKind::FetchFailed),
             None => {}
         }
         if policy.per_cycle {

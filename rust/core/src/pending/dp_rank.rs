@@ -19,7 +19,7 @@ use crate::wire;
 impl Machine {
     /// Take a request of a ready peer as far as it goes without asking.
     pub(super) fn place(&mut self, at: u32, request: u32) {
-        let (now, lived) = (self.now, self.lived());
+        let now = self.now;
         let slot = self.requests.slots.at(request);
         let (room, preset) = (slot.room, slot.preset);
         let peer = self.peers.at(at);
@@ -35,7 +35,6 @@ impl Machine {
             return self.need_endpoints(at, request, dp_rank);
         }
         let slot = self.requests.slots.at_mut(request);
-        slot.stage_since = lived;
         slot.next_ask = now;
         slot.asked = 0;
         self.requests.transition(self.peers.at_mut(at), request, Stage::NeedDpRank(Ask::Turn(0)));
@@ -84,6 +83,7 @@ impl Machine {
             rooms.push((slot.seq, slot.room));
         }
         rooms.sort_unstable();
+        self.counters.rooms_asked += u64::from(crate::ids::number(rooms.len()));
         let request = query(&rooms);
         let ticket = self.send(at, Purpose::Query, now, request);
         if let Some(ready) = self.peers.at_mut(at).ready_mut() {
@@ -106,7 +106,10 @@ impl Machine {
             let (room, asked) = (slot.room, slot.asked);
             let found = ranks.binary_search_by_key(&room.number(), |&(room, _)| room).ok();
             match found.and_then(|found| ranks.get(found)) {
-                Some(&(_, Ok(dp_rank))) => self.on_dp_rank(at, request, dp_rank),
+                Some(&(_, Ok(dp_rank))) => {
+                    self.counters.rooms_resolved += 1;
+                    self.on_dp_rank(at, request, dp_rank);
+                }
                 // A malformed entry is as good as none; the other rooms' are used.
                 Some((_, Err(_))) | None => {
                     let next_ask = flight.started.after(wait_after(asked));

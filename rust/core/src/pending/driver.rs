@@ -24,10 +24,7 @@ impl Machine {
                 continue;
             };
             flight.taken = true;
-            let place = CommandKind::HTTP.iter().position(|&kind| kind == command.kind);
-            if let Some(count) = place.and_then(|place| self.http.get_mut(place)) {
-                *count += 1;
-            }
+            self.counters.on_handed_out(command.kind);
             return Some(command);
         }
         self.rung = false;

@@ -25,7 +25,6 @@ impl Machine {
     }
 
     pub(super) fn need_endpoints(&mut self, at: u32, request: u32, dp_rank: u32) {
-        let lived = self.lived();
         let peer = self.peers.at_mut(at);
         let Some(ready) = peer.ready_mut() else {
             return;
@@ -42,7 +41,6 @@ impl Machine {
         if let Some(route) = route {
             return self.requests.decide(peer, request, Outcome::Routed(route));
         }
-        self.requests.slots.at_mut(request).stage_since = lived;
         self.requests.transition(peer, request, Stage::NeedEndpoints(dp_rank));
     }
 

@@ -59,6 +59,7 @@ impl Machine {
         let peer = self.peers.at_mut(at);
         peer.budget.failed += 1;
         let failure = failure(kind, &peer.addr, text, peer.budget.failed);
+        self.note_refused(at, kind, text);
         self.fail_pending(at, &failure);
         self.reset(at);
         let until = self.now.after(seconds(self.policy.cooldown_s));
@@ -90,6 +91,7 @@ impl Machine {
         let beat = self.now.after(seconds(self.options.heartbeat_interval_s * phase));
         let contacts = mapping.contacts().collect();
         peer.on(PeerEvent::Answered(Box::new(Ready::new(info, mapping, contacts, beat))));
+        self.note_ready(at, back.is_some());
         if let Some(back) = back {
             self.push_event(back);
         }
@@ -100,6 +102,7 @@ impl Machine {
 
     /// The peer is another one now; what it is has to be asked.
     pub(super) fn start_over(&mut self, at: u32, instance: Option<&str>) {
+        self.note_restarted(at);
         self.tell(EventKind::PeerRestarted, at, instance);
         self.reset(at);
         let peer = self.peers.at_mut(at);
@@ -142,6 +145,7 @@ impl Machine {
         if self.peers.at(at).lost {
             return;
         }
+        self.note_lost(at, text);
         self.tell(EventKind::PeerLost, at, None);
         let peer = self.peers.at(at);
         let failure_of = |kind, text: &str| failure(kind, &peer.addr, text, peer.budget.failed);

@@ -2,6 +2,8 @@
 
 mod add;
 mod attempts;
+mod changes;
+mod counters;
 mod deadlines;
 mod decided;
 mod dp_rank;
@@ -32,6 +34,8 @@ use core::time::Duration;
 use hashbrown::HashMap;
 
 pub use add::{AddError, Added};
+pub use changes::{Change, ChangeKind};
+pub use counters::{ByKind, Counters, PeerCounters, RequestCounters, Wait, Waits};
 pub use options::{OptionError, Options};
 pub use route::{Command, CommandKind, Endpoint, Event, EventKind, Route, Step};
 pub use slots::Outcome;
@@ -43,6 +47,7 @@ use crate::printable::Printable;
 use crate::retry::RetryPolicy;
 use crate::time::{SchedulerClock, Tick};
 use crate::topology::DecodeRank;
+use changes::Changes;
 use peers::Peers;
 use requests::Requests;
 
@@ -70,10 +75,8 @@ pub struct Machine {
     retired: Vec<RouteId>,
     /// No request is placed any more, and why.
     dead: Option<(FailureKind, String)>,
-    http: [u64; 4],
-    attempts: u64,
-    attempts_failed: u64,
-    evictions: u64,
+    counters: PeerCounters,
+    changes: Changes,
     /// When the driver means to call `on_timer` next, as far as it was told.
     announced: Option<Tick>,
     rung: bool,
@@ -135,10 +138,8 @@ impl Machine {
             last_step: 0,
             retired: Vec::new(),
             dead: None,
-            http: [0; 4],
-            attempts: 0,
-            attempts_failed: 0,
-            evictions: 0,
+            counters: PeerCounters::default(),
+            changes: Changes::default(),
             announced: None,
             rung: false,
         }
@@ -146,6 +147,7 @@ impl Machine {
 
     fn advance_to(&mut self, now: Tick) {
         self.now = self.now.max(now);
+        self.requests.lived = self.lived();
     }
 
     fn lived(&self) -> Tick {
@@ -157,6 +159,7 @@ impl Machine {
     }
 
     fn push_event(&mut self, event: Event) {
+        self.counters.on_event(event.kind);
         // Only a scheduler that never polls gets here; the newest events say most.
         if self.events.len() >= MAX_EVENTS {
             self.events.remove(0);

@@ -33,6 +33,8 @@ pub(super) struct Peer {
     pub restart_not_before: Tick,
     /// Whether `PeerLost` was told and `PeerBack` was not yet.
     pub lost: bool,
+    /// Whether it was ready once, so that what is odd about it was noted.
+    pub was_ready: bool,
     /// Requests that wait for the topology.
     pub need_info: List,
     /// Undecided requests in all stages.
@@ -148,6 +150,7 @@ impl Peer {
             epoch: 0,
             restart_not_before: Tick::ZERO,
             lost: false,
+            was_ready: false,
             need_info: List::EMPTY,
             pending: 0,
             wake: None,

@@ -46,6 +46,7 @@ impl Machine {
         let changed = peer.ready().is_none_or(|ready| *ready.info != info);
         if changed || self.is_other_instance(at, instance) {
             let dialect = peer.dialect;
+            self.note_restarted(at);
             self.tell(EventKind::PeerRestarted, at, instance);
             self.reset(at);
             if !self.rests_after_restart(at) {

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use super::counters::RequestCounters;
 use super::decided::Decided;
 use super::peer::{Peer, Ready};
 use super::rooms::Rooms;
@@ -27,6 +28,9 @@ pub(super) struct Requests {
     pub ages: List,
     pub deadlines: Deadlines,
     pub decided: Decided,
+    pub counters: RequestCounters,
+    /// What the scheduler's clock shows.
+    pub lived: Tick,
     last_seq: u64,
 }
 
@@ -45,6 +49,8 @@ impl Requests {
             ages: List::EMPTY,
             deadlines: Deadlines { need_dp_rank: List::EMPTY, need_endpoints: List::EMPTY },
             decided: Decided::default(),
+            counters: RequestCounters::default(),
+            lived: Tick::ZERO,
             last_seq: 0,
         }
     }
@@ -53,6 +59,11 @@ impl Requests {
     pub fn insert(&mut self, room: Room, preset: Option<u32>, added: Tick) -> RequestId {
         self.last_seq += 1;
         self.slots.insert(room, self.last_seq, added, preset)
+    }
+
+    /// How many were ever inserted.
+    pub fn inserted(&self) -> u64 {
+        self.last_seq
     }
 
     /// The one transition function of a request that has a peer: out of the lists of its stage, into those of the next.
@@ -68,6 +79,7 @@ impl Requests {
         if step == Transition::Ends {
             self.slots.unlink(&mut self.ages, Link::Age, at);
             peer.pending -= 1;
+            self.counters.on_end(&next, self.lived.since(self.slots.at(at).added));
         } else {
             self.slots.push_back(peer_list(peer, &next), Link::Peer, at);
         }
@@ -78,6 +90,8 @@ impl Requests {
             if let Some(list) = self.deadlines.of(&next) {
                 self.slots.push_back(list, Link::Stage, at);
             }
+            let since = core::mem::replace(&mut self.slots.at_mut(at).stage_since, self.lived);
+            self.counters.on_stay(&old, self.lived.since(since));
         }
         self.slots.at_mut(at).stage = next;
     }
@@ -105,6 +119,7 @@ impl Requests {
 
     /// End a request that is in no list.
     pub fn decide_unlinked(&mut self, at: u32, outcome: Outcome) {
+        self.counters.on_outcome(&outcome);
         self.slots.at_mut(at).stage = Stage::Decided(outcome);
         self.decided.push(self.slots.id(at));
     }

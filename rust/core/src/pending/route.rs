@@ -108,6 +108,9 @@ pub enum EventKind {
 }
 
 impl EventKind {
+    /// All of them, in the order of [`super::PeerCounters::events`].
+    pub const ALL: [Self; 3] = [Self::PeerLost, Self::PeerRestarted, Self::PeerBack];
+
     /// The name that users see.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

@@ -68,10 +68,10 @@ impl Machine {
             rooms: requests.rooms.len(),
             tombstones: self.tombstones.len(),
             in_flight: self.flights.len(),
-            http: self.http,
-            attempts: self.attempts,
-            attempts_failed: self.attempts_failed,
-            evictions: self.evictions,
+            http: self.counters.http,
+            attempts: self.counters.attempts,
+            attempts_failed: self.counters.attempts_failed,
+            evictions: self.counters.evictions,
         }
     }
 
