@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from disagg import _core
+from disagg.errors import ConfigError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from prometheus_client import CollectorRegistry
+
+    from disagg.report import Report
     from disagg.transport import Transport
     from disagg.values import Step
 
@@ -62,12 +67,17 @@ class ResolverOptions(_CoreOptions, total=False):
     track_rooms: refuse the rooms of routed requests too until `release(room)` (False).
     not_found_is_transient: 404 to the topology query means "not ready" (False).
     seed: of the jitter; the same on all ranks of an engine makes them alike (0).
+    metrics: push Prometheus metrics once a second, from the first request on; needs `pip install 'disagg[metrics]'`
+        (False).
+    metrics_registry: the `CollectorRegistry` to push them to; None is prometheus-client's default one (None).
     """
 
     connect_timeout_s: float
     total_timeout_s: float
     heartbeat_timeout_s: float
     max_in_flight: int
+    metrics: bool
+    metrics_registry: CollectorRegistry | None
 
 
 class Health:
@@ -91,7 +101,7 @@ class Resolver(_core.Resolver):
     `add` looks up, `poll` takes what was decided in the background; both, and `discard`, may be called from any
     thread and never wait for the network. Close it, or use it as a context manager.
 
-    Raises ValueError for options out of range.
+    Raises ValueError for options out of range, ConfigError for metrics without prometheus-client.
     """
 
     def __new__(
@@ -116,7 +126,7 @@ class Resolver(_core.Resolver):
         self._pid = os.getpid()
         self._closed = False
         self._driver = self.driver()
-        self._transport = _start_transport(self._driver, options)
+        self._transport = _start_transport(self._driver, options, _report(self._driver, options))
         self._finalizer = weakref.finalize(self, _abandon, self._driver, self._transport)
         self._finalizer.atexit = False  # `_at_exit` closes
         _alive.add(self)
@@ -151,7 +161,25 @@ class Resolver(_core.Resolver):
             self.close()
 
 
-def _start_transport(driver: _core.Driver, options: ResolverOptions) -> Transport:
+def _report(driver: _core.Driver, options: ResolverOptions) -> Report:
+    from disagg.report import Report  # noqa: PLC0415  (keeps `import disagg` light)
+
+    wanted, registry = options.get("metrics", False), options.get("metrics_registry")
+    if not isinstance(wanted, bool):
+        raise ValueError(f"metrics {wanted!r} must be True or False")
+    if not wanted:
+        if registry is not None:
+            raise ConfigError("metrics_registry", "is used only with metrics=True")
+        return Report(driver, None)
+    # Looked for, not imported: that must wait for the first request.
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigError("metrics", "needs prometheus-client: pip install 'disagg[metrics]'")
+    from disagg.metrics import MetricsPush  # noqa: PLC0415  (as above)
+
+    return Report(driver, MetricsPush(driver, registry))
+
+
+def _start_transport(driver: _core.Driver, options: ResolverOptions, report: Report) -> Transport:
     from disagg.transport import Transport, TransportOptions  # noqa: PLC0415  (keeps `import disagg` light)
 
     limits = TransportOptions(
@@ -160,7 +188,7 @@ def _start_transport(driver: _core.Driver, options: ResolverOptions) -> Transpor
         heartbeat_timeout_s=_seconds("heartbeat_timeout_s", options.get("heartbeat_timeout_s", HEARTBEAT_TIMEOUT_S)),
         max_in_flight=_at_least_one("max_in_flight", options.get("max_in_flight", MAX_IN_FLIGHT)),
     )
-    transport = Transport(driver, limits)
+    transport = Transport(driver, limits, report)
     transport.start()
     return transport
 

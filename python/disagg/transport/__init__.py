@@ -7,7 +7,7 @@ nothing: no retries, no parsing, no meaning of a status.
 Importing this package imports neither asyncio nor aiohttp; `Transport.start()` does.
 """
 
-from disagg.transport.options import Machine, TransportOptions
+from disagg.transport.options import Machine, Report, TransportOptions
 from disagg.transport.thread import Transport
 
-__all__ = ["Machine", "Transport", "TransportOptions"]
+__all__ = ["Machine", "Report", "Transport", "TransportOptions"]

@@ -22,7 +22,7 @@ from disagg.transport.queues import FairQueue
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from disagg.transport.options import Machine, TransportOptions
+    from disagg.transport.options import Machine, Report, TransportOptions
 
 __all__ = ["Driver"]
 
@@ -35,9 +35,10 @@ class Driver:
     is a bug that ends `run`, so that somebody notices.
     """
 
-    def __init__(self, machine: Machine, options: TransportOptions) -> None:
+    def __init__(self, machine: Machine, options: TransportOptions, report: Report | None = None) -> None:
         self._machine = machine
         self._options = options
+        self._report = report
         self._loop = asyncio.get_running_loop()
         self._exchange = Exchange(options)
         self._finished: asyncio.Future[None] = self._loop.create_future()
@@ -49,6 +50,7 @@ class Driver:
         self._next_turn: asyncio.TimerHandle | None = None
         self._last_turn = -options.turn_gap_s
         self._core_timer: asyncio.TimerHandle | None = None
+        self._report_timer: asyncio.TimerHandle | None = None
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Drive until `stop`; calls `on_ready` once the bell is watched.
@@ -60,6 +62,7 @@ class Driver:
             self._loop.add_reader(bell, self._guarded, self._on_bell)
             on_ready()
             self._guarded(self._on_bell)  # commands may be older than the reader
+            self._guarded(self._on_report)
             await self._finished
         finally:
             self._loop.remove_reader(bell)
@@ -104,6 +107,11 @@ class Driver:
                 return  # fires early, which is harmless, and is armed again then
             self._core_timer.cancel()
         self._core_timer = self._loop.call_at(when, self._guarded, self._on_core_timer)
+
+    def _on_report(self) -> None:
+        if self._report is not None:
+            delay_s = self._report.tick()
+            self._report_timer = self._loop.call_later(delay_s, self._guarded, self._on_report)
 
     # -- turns
 
@@ -229,7 +237,7 @@ class Driver:
                 self._finished.set_exception(exc)
 
     async def _end_all(self) -> None:
-        for timer in (self._next_turn, self._core_timer):
+        for timer in (self._next_turn, self._core_timer, self._report_timer):
             if timer is not None:
                 timer.cancel()
         tasks = [attempt.task for attempt in self._attempts.values() if attempt.task is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["Command", "Machine", "TransportOptions"]
+__all__ = ["Command", "Machine", "Report", "TransportOptions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +68,13 @@ class Machine(Protocol):
 
     def fail_all(self, reason: str, /) -> None:
         """Take in that the transport died."""
+
+
+class Report(Protocol):
+    """Tells people what happens; called on the transport's thread, where it must be short and must not raise."""
+
+    def tick(self) -> float:
+        """Tell what is new; returns in how many seconds to call again."""
+
+    def end(self) -> None:
+        """Tell what is left: the transport ends."""

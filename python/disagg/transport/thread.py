@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from disagg.transport.driver import Driver
-    from disagg.transport.options import Machine, TransportOptions
+    from disagg.transport.options import Machine, Report, TransportOptions
     from disagg.transport.polite import PoliteSelector
 
 __all__ = ["Transport"]
@@ -25,8 +25,9 @@ class Transport:
     touches nothing that is shared with the parent.
     """
 
-    def __init__(self, machine: Machine, options: TransportOptions) -> None:
+    def __init__(self, machine: Machine, options: TransportOptions, report: Report | None = None) -> None:
         self._machine = machine
+        self._report = report
         self._options = options
         self._pid = os.getpid()
         self._ready = threading.Event()
@@ -84,6 +85,13 @@ class Transport:
 
     def _run(self) -> None:
         try:
+            self._run_until_end()
+        finally:
+            if self._report is not None:
+                self._report.end()
+
+    def _run_until_end(self) -> None:
+        try:
             self._run_loop()
             reason = None if self._stop_wanted else "the event loop ended"
         except BaseException as exc:  # noqa: BLE001  (whatever it is, nothing may hang on a dead thread)
@@ -102,7 +110,7 @@ class Transport:
         from disagg.transport.polite import PoliteSelector  # noqa: PLC0415
 
         async def main() -> None:
-            self._driver = Driver(self._machine, self._options)
+            self._driver = Driver(self._machine, self._options, self._report)
             self._loop = asyncio.get_running_loop()
             if self._stop_wanted:  # asked for before there was a loop to tell
                 self._driver.stop()
