@@ -205,6 +205,15 @@ class Pair:
         assert (stats["attempts"], stats["attempts_failed"]) == counted
         states = [peer.state for peer in self.reference.peers.values()]
         assert stats["peers"] == {s: states.count(s) for s in stats["peers"]}, (stats["peers"], states)
+        self.compare_counters(len(open_requests))
+
+    def compare_counters(self, undecided):
+        counters = self.core.counters()
+        assert counters["added"] == sum(counters["ended"].values()) + undecided
+        assert counters["ended"]["failed"] == sum(counters["failed"].values())
+        came_back = sum(sum(kinds.values()) for kinds in counters["attempts"].values())
+        assert came_back <= self.reference.attempts
+        assert came_back - counters["attempts"]["good"]["none"] == self.reference.attempts_failed
 
     def compare_states(self):
         """Both say the same of every request that ever was, and of every address."""

@@ -178,7 +178,7 @@ COUNTERS = {
 }
 GAUGES = {
     "pending": ("disagg_requests_pending", "Requests that are held.", "stage"),
-    "peers": ("disagg_peers", "Addresses that are known.", "state"),
+    "peers": ("disagg_peers", "Prefill engines (addresses) that are known.", "state"),
     "in_flight": ("disagg_http_in_flight", "HTTP requests in flight or on their way to the network."),
     "rooms": ("disagg_rooms_held", "Rooms that are held."),
 }
