@@ -20,6 +20,7 @@
 //! - [`rank_mapping`] and [`compat`] say which prefill ranks a decode rank reads, or why the two do not fit.
 //! - [`wire`] reads the bodies that peers send, [`topology`] holds what they mean.
 //! - [`pending`] is the machine: stages of requests, states of peers, retries, deadlines.
+//! - [`pending::Counters`] and [`pending::Change`] are what whoever keeps metrics and a log takes from it.
 //! - [`registry`] is the other side: the tables of a bootstrap server.
 //!
 //! The states of a peer and of a request are enums with a diagram each, and each is changed by one function that knows the
