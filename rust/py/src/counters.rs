@@ -11,7 +11,7 @@ use crate::stats::named;
 
 /// What was done so far, for metrics.
 pub fn to_python<'py>(py: Python<'py>, counters: &Counters) -> PyResult<Bound<'py, PyDict>> {
-    let Counters { added, requests, peers, changes_dropped } = counters;
+    let Counters { added, routed_at_once, requests, peers, changes_dropped } = counters;
     let attempts = [
         ("good", named(py, [("none", peers.good)])?),
         ("transient", by_kind(py, &peers.transient, &PeerCounters::TRANSIENT)?),
@@ -22,7 +22,7 @@ pub fn to_python<'py>(py: Python<'py>, counters: &Counters) -> PyResult<Bound<'p
     let events = EventKind::ALL.iter().map(|kind| kind.as_str()).zip(peers.events);
     let dict = PyDict::new(py);
     dict.set_item("added", added)?;
-    dict.set_item("ended", ended(py, requests)?)?;
+    dict.set_item("ended", ended(py, *routed_at_once, requests)?)?;
     dict.set_item("failed", named(py, failed)?)?;
     dict.set_item("attempts", named(py, attempts)?)?;
     dict.set_item("http", named(py, http)?)?;
@@ -54,9 +54,13 @@ pub fn change_to_python(py: Python<'_>, change: Change, now: Tick) -> PyResult<B
     Ok(dict)
 }
 
-fn ended<'py>(py: Python<'py>, requests: &RequestCounters) -> PyResult<Bound<'py, PyDict>> {
+fn ended<'py>(
+    py: Python<'py>,
+    routed_at_once: u64,
+    requests: &RequestCounters,
+) -> PyResult<Bound<'py, PyDict>> {
     let ends = [
-        ("routed_at_once", requests.routed_at_once),
+        ("routed_at_once", routed_at_once),
         ("fake", requests.fake),
         ("resolved", requests.resolved),
         ("failed", requests.failed.sum()),

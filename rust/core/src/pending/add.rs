@@ -184,7 +184,7 @@ impl Machine {
     }
 
     fn route_at_once(&mut self, at: u32, room: Room, dp_rank: u32) -> &Arc<Route> {
-        self.requests.counters.routed_at_once += 1;
+        self.routed_at_once += 1;
         let peer = self.peers.at_mut(at);
         peer.last_add = self.now;
         let Some(GroupState::Ready(route)) =

@@ -10,8 +10,10 @@ use crate::failure::FailureKind;
 /// What was done since the machine was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Requests that were added. Each is one of `requests` or undecided still.
+    /// Requests that were added. Each was routed at once, is one of `requests`, or is undecided still.
     pub added: u64,
+    /// Those that `add` gave a cached route.
+    pub routed_at_once: u64,
     /// How requests ended.
     pub requests: RequestCounters,
     /// What was asked of peers, and what they did.
@@ -23,8 +25,6 @@ pub struct Counters {
 /// How requests ended, counted when it was decided, and how long they waited until then.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestCounters {
-    /// Those that `add` gave a cached route.
-    pub routed_at_once: u64,
     /// Warm-up transfers.
     pub fake: u64,
     /// Those that waited and got a route.
@@ -216,12 +216,13 @@ impl Machine {
     /// What was done so far.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        let requests = self.requests.counters.clone();
+        let requests = (*self.requests.counters).clone();
         Counters {
             // Kept here rather than counted, as `add` with everything cached is what has to be quick.
-            added: self.requests.inserted() + requests.routed_at_once + requests.fake,
+            added: self.requests.inserted() + self.routed_at_once + requests.fake,
+            routed_at_once: self.routed_at_once,
             requests,
-            peers: self.counters.clone(),
+            peers: (*self.counters).clone(),
             changes_dropped: self.changes.dropped(),
         }
     }

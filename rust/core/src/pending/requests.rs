@@ -1,5 +1,6 @@
 //! The requests and the lists that hold them, whatever peer they belong to.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::counters::RequestCounters;
@@ -28,7 +29,7 @@ pub(super) struct Requests {
     pub ages: List,
     pub deadlines: Deadlines,
     pub decided: Decided,
-    pub counters: RequestCounters,
+    pub counters: Box<RequestCounters>,
     /// What the scheduler's clock shows.
     pub lived: Tick,
     last_seq: u64,
@@ -49,7 +50,7 @@ impl Requests {
             ages: List::EMPTY,
             deadlines: Deadlines { need_dp_rank: List::EMPTY, need_endpoints: List::EMPTY },
             decided: Decided::default(),
-            counters: RequestCounters::default(),
+            counters: Box::default(),
             lived: Tick::ZERO,
             last_seq: 0,
         }
