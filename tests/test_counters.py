@@ -85,8 +85,11 @@ def test_a_room_that_is_asked_for_again_counts_again_until_it_is_resolved():
         answer_topology(pair, topology(dp=2, follow=False))
     with moves(pair, rooms_resolved=1, http__endpoint=1):
         pair.answer(pair.only("dp_ranks"), 200, b'{"7": 1}')
-    with moves(pair, http__dp_ranks=1, rooms_asked=1):
-        pair.advance(0.02)
+    for _ in range(2):
+        with moves(pair, http__dp_ranks=1, rooms_asked=1):
+            pair.advance(0.04)
+        with moves(pair):
+            pair.answer(pair.only("dp_ranks"), 200, b"{}")
 
 
 def test_heartbeats_are_counted_and_a_lost_peer_is_an_event():
