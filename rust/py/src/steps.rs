@@ -51,7 +51,8 @@ impl Delivery {
     /// Its `Step`, which takes the requests.
     ///
     /// Making values runs Python code, in which a signal handler may raise. So that comes first: when it fails, the
-    /// delivery is whole, for another try. Afterwards nothing runs Python code.
+    /// delivery is whole, for another try. Afterwards nothing runs Python code: only a signal of these last
+    /// microseconds is handled when the interpreter has the step, and may drop it.
     pub fn make(&mut self, py: Python<'_>, shared: &Shared, more: bool) -> PyResult<Made> {
         make_values(py, shared, &mut self.taken)?;
         let events = self.step.events.iter().map(|event| event_to_python(py, event));
