@@ -178,7 +178,7 @@ def slow_start(*added_s):
 
 def test_a_slow_peer_is_not_ready_then_in_cooldown_then_routed():
     world = slow_start(0, 3, 4.7, 4.7, 9)
-    world.fail(0, 1.5, "not_ready", "gave up after 4 attempts: answered 503")
+    world.fail(0, 1.5, "not_ready", "gave up after 4 attempts: not ready: no rank has registered")
     world.fail(1, 3, "cooldown", "not tried again")
     world.fail(2, 4.7, "cooldown", "not tried again")  # the probe may not have come yet
     world.route(3, 4.71)
@@ -191,7 +191,7 @@ def test_a_slow_peer_is_not_ready_then_in_cooldown_then_routed():
 @pytest.mark.parametrize(("added_s", "kind"), [(3.0, "routed"), (9.0, "cooldown")])
 def test_a_slow_peer_is_not_routed_before_its_cooldown_and_not_refused_for_ever(added_s, kind):
     world = slow_start(0, added_s)
-    world.fail(0, 1.5, "not_ready", "gave up after 4 attempts: answered 503")
+    world.fail(0, 1.5, "not_ready", "gave up after 4 attempts: not ready: no rank has registered")
     if kind == "routed":
         world.route(1, added_s)
     else:
