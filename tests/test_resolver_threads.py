@@ -344,6 +344,28 @@ def test_ends_that_a_poll_had_taken_when_a_handler_raised_come_out_of_the_next(n
     assert ([request for request, _ in step.failed], step.seq, step.more) == ([later], 2, False)
 
 
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_requests_of_a_poll_that_was_broken_off_may_be_discarded(all_at_once, monkeypatch):
+    core = Core(DECODE, QUICK)
+    requests = [Request(number) for number in range(3)]
+    for room, request in enumerate(requests):
+        core.add(request, A, room)
+    core.peer_lost(A)
+    interrupt_once(monkeypatch, disagg.values.Step)
+    with pytest.raises(Interrupted):
+        core.poll()
+    assert [core.state_of(request) for request in requests] == [1, 1, 1], "no end was given"
+    if all_at_once:
+        core.discard_all()
+        with pytest.raises(KeyError):
+            core.state_of(requests[0])
+    else:
+        for request in requests:
+            core.discard(request)
+    assert core.poll().failed == ()
+    assert core.stats()["pending"]["decided"] == 0
+
+
 def interrupt_once(monkeypatch, values):
     made = values.__init__
 

@@ -205,7 +205,10 @@ impl Resolver {
             let mut state = self.shared.lock(py);
             state.machine.discard_all(self.shared.clock.now());
             self.shared.ring_if_needed(&mut state);
-            (state.held.let_all_go(), mem::take(&mut state.undelivered))
+            // What is noted as an end has to be alive, so the ends go along with requests that none was given for.
+            let undelivered = mem::take(&mut state.undelivered);
+            let ends = if undelivered.is_empty() { Ends::default() } else { mem::take(&mut state.ends) };
+            (state.held.let_all_go(), undelivered, ends)
         };
         drop(objects);
     }
