@@ -8,6 +8,7 @@ use disagg_core::TransportError;
 use disagg_core::failure::FailureKind;
 use disagg_core::ids::Ticket;
 use disagg_core::pending::Command;
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
@@ -53,10 +54,27 @@ impl Driver {
     }
 
     #[pyo3(signature = (ticket, status, body, instance = None))]
-    fn on_response(&self, py: Python<'_>, ticket: u64, status: u16, body: &[u8], instance: Option<&str>) {
+    fn on_response(
+        &self,
+        py: Python<'_>,
+        ticket: u64,
+        status: u16,
+        body: &[u8],
+        instance: Option<&str>,
+    ) -> PyResult<()> {
         let mut state = self.0.lock(py);
         state.machine.on_response(self.0.clock.now(), Ticket(ticket), status, body, instance);
+        let completed = state.machine.poll_completed();
         self.0.ring_if_needed(&mut state);
+        drop(state);
+        for route in completed {
+            // 2 us and more each, which the scheduler's next poll is spared. It makes what could not be made here.
+            match self.0.make_route(py, &route) {
+                Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(())
     }
 
     fn on_error(&self, py: Python<'_>, ticket: u64, what: &str, message: &str) {

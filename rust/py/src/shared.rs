@@ -68,19 +68,22 @@ impl Clock {
 }
 
 impl Shared {
-    /// The `Route` object of a route, made on its first use.
+    /// The one `Route` object of a route, made if there is none yet.
     pub fn make_route(&self, py: Python<'_>, route: &Arc<Route>) -> PyResult<Py<PyAny>> {
-        let made = steps::route_to_python(py, route)?;
-        if !route.fake {
-            let mut state = self.lock(py);
-            // One that has been retired meanwhile would never be dropped again.
-            if state.machine.is_cached(route) {
-                let kept = state.routes.insert(route.id, made.clone_ref(py));
-                drop(state);
-                drop(kept);
-            }
+        if let Some(made) = self.lock(py).routes.get(&route.id) {
+            return Ok(made.clone_ref(py));
         }
-        Ok(made)
+        let made = steps::route_to_python(py, route)?;
+        let mut state = self.lock(py);
+        // One that has been retired meanwhile would never be dropped again, and a warm-up one is used once.
+        if route.fake || !state.machine.is_cached(route) {
+            return Ok(made);
+        }
+        // Another thread may have made it meanwhile.
+        let kept = state.routes.entry(route.id).or_insert_with(|| made.clone_ref(py)).clone_ref(py);
+        drop(state);
+        drop(made);
+        Ok(kept)
     }
 
     /// The state, unless this process is a forked child.

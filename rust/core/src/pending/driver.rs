@@ -1,10 +1,11 @@
 //! The network's side: facts come in, commands go out, timers fire.
 
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::peer_state::PeerState;
-use super::route::CommandKind;
+use super::route::{CommandKind, Route};
 use super::{Command, Machine, Purpose};
 use crate::answer::{Answer, TransportError};
 use crate::ids::{RouteId, Ticket};
@@ -76,6 +77,7 @@ impl Machine {
         instance: Option<&str>,
     ) {
         self.advance_to(now);
+        self.completed = Vec::new();
         let Some(flight) = self.land(ticket) else {
             return;
         };
@@ -120,6 +122,13 @@ impl Machine {
         }
         self.pump(at);
         self.rearm(at);
+    }
+
+    /// Routes that the latest [`Machine::on_response`] completed, so that what is made of them can be made before a poll
+    /// gives them out. To be asked for at once, or not at all: the next answer forgets them.
+    #[must_use]
+    pub fn poll_completed(&mut self) -> Vec<Arc<Route>> {
+        core::mem::take(&mut self.completed)
     }
 
     /// Routes to which no later request is led, so that what was made of them can go. Ends that were decided before may

@@ -74,6 +74,8 @@ pub struct Machine {
     last_route: u64,
     last_step: u64,
     retired: Vec<RouteId>,
+    /// What the latest answer completed.
+    completed: Vec<Arc<Route>>,
     /// No request is placed any more, and why.
     dead: Option<(FailureKind, String)>,
     /// Apart from the other counters, which are boxed to keep what the quick path of `add` reads together.
@@ -140,6 +142,7 @@ impl Machine {
             last_route: 0,
             last_step: 0,
             retired: Vec::new(),
+            completed: Vec::new(),
             dead: None,
             routed_at_once: 0,
             counters: Box::default(),
