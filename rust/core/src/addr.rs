@@ -151,7 +151,7 @@ fn canonical_ipv6(text: &str) -> Result<String, AddrError> {
     })
 }
 
-fn canonical_name(host: &str) -> Result<String, AddrError> {
+pub(crate) fn canonical_name(host: &str) -> Result<String, AddrError> {
     if host.is_empty() {
         return Err(AddrError::NoHost);
     }

@@ -45,6 +45,8 @@ pub enum TransportError {
     Dns,
     /// A compressed body.
     Encoding,
+    /// The name resolved to an address that may not be dialled.
+    Forbidden,
     /// Anything else.
     Other,
 }
@@ -61,6 +63,7 @@ impl TransportError {
             "oversized" => Self::Oversized,
             "dns" => Self::Dns,
             "encoding" => Self::Encoding,
+            "forbidden" => Self::Forbidden,
             _ => Self::Other,
         }
     }
@@ -117,6 +120,9 @@ impl Answer {
             | TransportError::Reset
             | TransportError::Dns
             | TransportError::Other => FailureKind::Unreachable,
+            TransportError::Forbidden => {
+                return Self::Permanent { kind: FailureKind::NotAllowed, text };
+            }
         };
         Self::Transient { kind, text }
     }

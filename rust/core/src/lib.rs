@@ -19,6 +19,7 @@
 //!
 //! - [`rank_mapping`] and [`compat`] say which prefill ranks a decode rank reads, or why the two do not fit.
 //! - [`wire`] reads the bodies that peers send, [`topology`] holds what they mean.
+//! - [`allow`] says which hosts may be dialled.
 //! - [`pending`] is the machine: stages of requests, states of peers, retries, deadlines.
 //! - [`pending::Counters`] and [`pending::Change`] are what whoever keeps metrics and a log takes from it.
 //! - [`registry`] is the other side: the tables of a bootstrap server.
@@ -88,6 +89,7 @@
 extern crate alloc;
 
 pub mod addr;
+pub mod allow;
 mod answer;
 pub mod compat;
 pub mod error;

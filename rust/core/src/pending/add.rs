@@ -14,6 +14,7 @@ use super::slots::{Outcome, Stage};
 use super::told::told_failure;
 use super::{Machine, failure};
 use crate::addr::{self, AddrError};
+use crate::allow::Verdict;
 use crate::failure::{Failure, FailureKind};
 use crate::ids::{RequestId, Room, RouteId};
 use crate::time::Tick;
@@ -268,6 +269,11 @@ impl Machine {
                 Some(refusal) => Err(Arc::clone(refusal)),
                 None => Ok(at),
             };
+        }
+        let host = addr::host_of(addr);
+        if self.allowed.hosts.as_ref().is_some_and(|hosts| hosts.verdict(host) == Verdict::Refused) {
+            let text = format!("host {host} is not in allowed_hosts");
+            return Err(failure(FailureKind::NotAllowed, addr, &text, 0));
         }
         let most = self.options.max_addresses;
         if self.peers.len() >= crate::ids::index(most) && !self.evict() {

@@ -116,6 +116,9 @@ impl Machine {
             Purpose::Attempt | Purpose::Probe => {
                 self.on_attempt(at, flight, Answer::of_error(error, text), None);
             }
+            Purpose::Read | Purpose::Query | Purpose::Lookup { .. } if error == TransportError::Forbidden => {
+                self.forbid(at, &text);
+            }
             Purpose::Read => self.on_read(at, ticket, flight, Answer::of_error(error, text), None),
             Purpose::Query => self.query_failed(at, flight, text),
             Purpose::Lookup { dp_rank, contact } => self.lookup_failed(at, flight, (dp_rank, contact), text),

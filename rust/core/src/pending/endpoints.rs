@@ -9,6 +9,7 @@ use super::peer::{Group, GroupState};
 use super::route::{CommandKind, Endpoint, Route};
 use super::slots::{Link, Outcome, Stage};
 use super::{Flight, HttpRequest, MAX_TOPOLOGY_BYTES, Machine, Purpose, failure};
+use crate::allow::Verdict;
 use crate::answer::Dialect;
 use crate::failure::{Coordinates, Failure, FailureKind};
 use crate::ids::{RouteId, Ticket, index};
@@ -98,11 +99,20 @@ impl Machine {
             return self.lookup_failed(at, flight, (dp_rank, contact), text);
         }
         match wire::parse_endpoint(body) {
+            Ok(found) if !self.may_name(&found) => {
+                let text = format!("protocol error: rank_ip {:?} is not in allowed_rank_hosts", found.ip);
+                self.lookup_failed(at, flight, (dp_rank, contact), text);
+            }
             Ok(found) => self.lookup_found(at, (dp_rank, contact), found),
             Err(error) => {
                 self.lookup_failed(at, flight, (dp_rank, contact), format!("protocol error: {error}"));
             }
         }
+    }
+
+    fn may_name(&self, found: &RankEndpoint) -> bool {
+        let hosts = self.allowed.rank_hosts.as_ref();
+        hosts.is_none_or(|hosts| hosts.verdict(&found.ip) == Verdict::Allowed)
     }
 
     fn lookup_found(&mut self, at: u32, (dp_rank, contact): (u32, u32), found: RankEndpoint) {

@@ -66,6 +66,13 @@ impl Machine {
         self.peers.at_mut(at).on(PeerEvent::Refused { failure, until });
     }
 
+    /// The name of a peer that was ready leads where it may not: what waits fails, and what is routed is told.
+    pub(super) fn forbid(&mut self, at: u32, text: &str) {
+        self.tell(EventKind::PeerLost, at, None);
+        self.peers.at_mut(at).lost = true;
+        self.refuse(at, FailureKind::NotAllowed, text);
+    }
+
     /// A complete topology is here: a new epoch begins, if the engines fit.
     pub(super) fn become_ready(&mut self, at: u32, info: PrefillInfo, instance: Option<&str>) {
         let mapping = match map_ranks(&self.decode, &info) {

@@ -37,7 +37,7 @@ use hashbrown::HashMap;
 pub use add::{AddError, Added};
 pub use changes::{Change, ChangeKind};
 pub use counters::{ByKind, Counters, PeerCounters, RequestCounters, Wait, Waits};
-pub use options::{OptionError, Options};
+pub use options::{Allowed, OptionError, Options};
 pub use route::{Command, CommandKind, Endpoint, Event, EventKind, Route, Step};
 pub use slots::Outcome;
 pub use stats::Stats;
@@ -59,6 +59,8 @@ pub struct Machine {
     decode: DecodeRank,
     policy: RetryPolicy,
     options: Options,
+    /// Boxed, as the quick path of `add` does not read it.
+    allowed: Box<Allowed>,
     now: Tick,
     clock: SchedulerClock,
     requests: Requests,
@@ -128,6 +130,7 @@ impl Machine {
             decode,
             policy,
             options,
+            allowed: Box::default(),
             now,
             clock: SchedulerClock::new(now),
             requests: Requests::new(),
@@ -150,6 +153,13 @@ impl Machine {
             announced: None,
             rung: false,
         }
+    }
+
+    /// The same machine, with limits to where requests and answers may lead. For a machine with nothing pending.
+    #[must_use]
+    pub fn with_allowed(mut self, allowed: Allowed) -> Self {
+        *self.allowed = allowed;
+        self
     }
 
     fn advance_to(&mut self, now: Tick) {

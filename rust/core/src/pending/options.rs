@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::allow::HostList;
+
 /// What a machine is made with; [`Options::DEFAULT`] is the home of the defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
@@ -92,6 +94,15 @@ impl Options {
             Some(_) | None => Ok(self),
         }
     }
+}
+
+/// Where requests and answers may lead; None is everywhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// Hosts of bootstrap addresses.
+    pub hosts: Option<HostList>,
+    /// Hosts of endpoints in answers. Nothing is looked up here, so a name must be listed as a name.
+    pub rank_hosts: Option<HostList>,
 }
 
 /// An option that cannot be used.

@@ -141,6 +141,7 @@ pub fn class_of_error(error: TransportError) -> Class {
         | TransportError::Reset
         | TransportError::Dns
         | TransportError::Other => FailureKind::Unreachable,
+        TransportError::Forbidden => unreachable!("the script resolves no names"),
     })
 }
 
