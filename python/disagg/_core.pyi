@@ -1,5 +1,6 @@
 """The Rust core: rank mapping, the machine of pending requests, the registry. One module, so one (long) stub."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, Self, final
 
@@ -18,6 +19,7 @@ __all__ = [
     "Contact",
     "DecodeRank",
     "Driver",
+    "HostList",
     "PrefillInfo",
     "RankMapping",
     "Resolver",
@@ -355,6 +357,24 @@ class RetryPolicy:
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
+@final
+class HostList:
+    """Which hosts may be dialled: entries are `name`, `*.name`, an IP address, or `address/prefix`.
+
+    Names are compared exactly but for case and a final dot; `*.name` is a name with one or more labels in front of
+    it; IPv4-mapped IPv6 is IPv4. Raises ConfigError about `option`, with the entry and its fault.
+    """
+
+    def __new__(cls, entries: Sequence[str], /, option: str = "allowed_hosts") -> Self: ...
+    def verdict(self, host: str, /) -> Literal["allowed", "refused", "after_look_up"]:
+        """Say what to do with a host before any look-up.
+
+        An IP address must be in a network (or be listed itself), a name must be listed. Where no name is listed at all,
+        what a name resolves to decides.
+        """
+    def allows_resolved(self, ip: str, /) -> bool:
+        """Whether what a name resolved to may be dialled: it is in a network, or none is listed."""
+
 @disjoint_base
 class Resolver:
     """The machine without a network; use `disagg.Resolver`.
@@ -381,6 +401,8 @@ class Resolver:
         track_rooms: bool = False,
         not_found_is_transient: bool = False,
         seed: int = 0,
+        allowed_hosts: Sequence[str] | None = None,
+        allowed_rank_hosts: Sequence[str] | None = None,
         virtual_time: bool = False,
     ) -> Self: ...
     def add(self, request: object, addr: str, room: int, dp_rank: int | None = None) -> Route | None:

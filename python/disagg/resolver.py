@@ -13,12 +13,14 @@ from disagg import _core
 from disagg.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from prometheus_client import CollectorRegistry
 
     from disagg.report import Report
     from disagg.transport import Transport
+    from disagg.transport.secret import Secret
     from disagg.values import Step
 
 __all__ = ["Health", "Resolver", "ResolverOptions"]
@@ -44,6 +46,8 @@ class _CoreOptions(TypedDict, total=False):
     track_rooms: bool
     not_found_is_transient: bool
     seed: int
+    allowed_hosts: Sequence[str] | None
+    allowed_rank_hosts: Sequence[str] | None
 
 
 class ResolverOptions(_CoreOptions, total=False):
@@ -67,6 +71,14 @@ class ResolverOptions(_CoreOptions, total=False):
     track_rooms: refuse the rooms of routed requests too until `release(room)` (False).
     not_found_is_transient: 404 to the topology query means "not ready" (False).
     seed: of the jitter; the same on all ranks of an engine makes them alike (0).
+    allowed_hosts: which hosts may be dialled (None: every one). Entries are names, compared exactly but for case;
+        wildcards like `*.prefill.svc`, for one or more labels in front; IP addresses; and blocks like `10.0.0.0/8` or
+        `fd00::/8`. An IP address must be in a block or listed itself. A name must be listed, and where addresses or
+        blocks are listed too, everything it resolves to must be among them; where only these are listed, they alone
+        decide about a name, after its look-up. Other requests fail as `not_allowed`, and nothing is sent.
+    allowed_rank_hosts: the same for the `rank_ip` of endpoints in answers, where no name is looked up, so it must be
+        listed as a name; an answer with another one is a protocol error, tried again and never in a Route (None).
+    token: sent to every peer as `Authorization: Bearer`; needs `allowed_hosts` (None).
     metrics: push Prometheus metrics once a second, from the first request on; needs `pip install 'disagg[metrics]'`
         (False).
     metrics_registry: the `CollectorRegistry` to push them to; None is prometheus-client's default one (None).
@@ -76,6 +88,7 @@ class ResolverOptions(_CoreOptions, total=False):
     total_timeout_s: float
     heartbeat_timeout_s: float
     max_in_flight: int
+    token: str | None
     metrics: bool
     metrics_registry: CollectorRegistry | None
 
@@ -101,7 +114,8 @@ class Resolver(_core.Resolver):
     `add` looks up, `poll` takes what was decided in the background; both, and `discard`, may be called from any
     thread and never wait for the network. Close it, or use it as a context manager.
 
-    Raises ValueError for options out of range, ConfigError for metrics without prometheus-client.
+    Raises ValueError for options out of range, ConfigError for a list of hosts with a faulty entry, a token that
+    cannot be sent or has no `allowed_hosts`, and metrics without prometheus-client.
     """
 
     def __new__(
@@ -179,6 +193,27 @@ def _report(driver: _core.Driver, options: ResolverOptions) -> Report:
     return Report(driver, MetricsPush(driver, registry))
 
 
+def _token(options: ResolverOptions) -> Secret | None:
+    from disagg.transport.secret import Secret  # noqa: PLC0415  (as below)
+
+    token = options.get("token")
+    if token is None:
+        return None
+    # Its text is in no message: errors are logged.
+    if not isinstance(token, str):
+        raise TypeError(f"token must be a str or None, not {type(token).__name__}")
+    if not token or not all("!" <= char <= "~" for char in token):
+        raise ConfigError("token", "must be one or more visible ASCII characters")
+    if options.get("allowed_hosts") is None:
+        raise ConfigError("token", "needs allowed_hosts: a token never goes to an address that a request chose")
+    return Secret(token)
+
+
+def _allows_resolved(options: ResolverOptions) -> Callable[[str], bool] | None:
+    hosts = options.get("allowed_hosts")
+    return None if hosts is None else _core.HostList(hosts).allows_resolved
+
+
 def _start_transport(driver: _core.Driver, options: ResolverOptions, report: Report) -> Transport:
     from disagg.transport import Transport, TransportOptions  # noqa: PLC0415  (keeps `import disagg` light)
 
@@ -187,6 +222,8 @@ def _start_transport(driver: _core.Driver, options: ResolverOptions, report: Rep
         total_timeout_s=_seconds("total_timeout_s", options.get("total_timeout_s", TOTAL_TIMEOUT_S)),
         heartbeat_timeout_s=_seconds("heartbeat_timeout_s", options.get("heartbeat_timeout_s", HEARTBEAT_TIMEOUT_S)),
         max_in_flight=_at_least_one("max_in_flight", options.get("max_in_flight", MAX_IN_FLIGHT)),
+        token=_token(options),
+        allows_resolved=_allows_resolved(options),
     )
     transport = Transport(driver, limits, report)
     transport.start()

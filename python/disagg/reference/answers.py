@@ -8,7 +8,7 @@ from typing import Any
 from disagg.errors import ProtocolError
 from disagg.reference.wire import parse_not_ready, parse_topology
 
-__all__ = ["NEXT_FORM", "Good", "Permanent", "Transient", "classify", "classify_error"]
+__all__ = ["FORBIDDEN", "NEXT_FORM", "Good", "Permanent", "Transient", "classify", "classify_error"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Permanent:
     text: str
 
 
+FORBIDDEN = "forbidden"  # the name resolved to an address that may not be dialled
 NEXT_FORM = "next form"  # 400 to the newer query: ask in the older form, within the same attempt
 
 
@@ -64,7 +65,9 @@ def classify(
     return Permanent("not_a_registry", text)
 
 
-def classify_error(what: str, message: str) -> Transient:
+def classify_error(what: str, message: str) -> Transient | Permanent:
     """Class of an attempt that got no whole answer; `what` as the transport names it."""
+    if what == FORBIDDEN:
+        return Permanent("not_allowed", message or what)
     kind = "protocol_error" if what in ("cut", "oversized", "encoding") else "unreachable"
     return Transient(kind, message or what)

@@ -5,6 +5,7 @@ All times are integer nanoseconds. `None` stands for never.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,8 @@ class Options:
     force_query: bool = False
     track_rooms: bool = False
     not_found_is_transient: bool = False
+    allowed_hosts: Sequence[str] | None = None
+    allowed_rank_hosts: Sequence[str] | None = None
 
 
 class SchedulerClock:

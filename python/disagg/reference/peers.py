@@ -122,6 +122,13 @@ class PeerRules(StageRules):
         peer.state, peer.mark = "marked", failure
         peer.until = self.now + self._ns(self.policy.cooldown_s)
 
+    def _forbid(self, peer: Peer, text: str) -> None:
+        """The name of a peer that was ready leads where it may not."""
+        self._tell("peer_lost", peer, None)
+        peer.lost = True
+        peer.attempt += 1
+        self._refuse(peer, self._failure("not_allowed", peer.addr, text, peer.attempt))
+
     def _become_ready(self, peer: Peer, info: Any, instance: str | None) -> None:
         try:
             mapping = map_ranks(self.decode, info)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from disagg.reference.addresses import FAKE_HOST, canonical_address, host_of
-from disagg.reference.answers import classify, classify_error
+from disagg.reference.answers import FORBIDDEN, classify, classify_error
 from disagg.reference.explain import Explanations
+from disagg.reference.hosts import HostList
 from disagg.reference.mapping import RankMapping
 from disagg.reference.model import SECOND, InFlight, Options, Peer, Policy, Request, SchedulerClock
 from disagg.reference.rules import STATUS
@@ -36,6 +37,9 @@ class ReferenceResolver(Explanations):
         self.decode = decode
         self.policy = policy or Policy()
         self.options = options or Options()
+        hosts, rank_hosts = self.options.allowed_hosts, self.options.allowed_rank_hosts
+        self.hosts = None if hosts is None else HostList(hosts)
+        self.rank_hosts = None if rank_hosts is None else HostList(rank_hosts, "allowed_rank_hosts")
         self.seed = seed
         self.now = 0
         self.clock = SchedulerClock(0)
@@ -110,6 +114,9 @@ class ReferenceResolver(Explanations):
             )
         peer = self.peers.get(request.addr)
         if peer is None:
+            host = host_of(request.addr)
+            if self.hosts is not None and self.hosts.verdict(host) == "refused":
+                return self._failure("not_allowed", request.addr, f"host {host} is not in allowed_hosts")
             if len(self.peers) >= self.options.max_addresses and not self._evict():
                 return self._failure(
                     "too_many_addresses",
@@ -261,7 +268,9 @@ class ReferenceResolver(Explanations):
             return
         self._land(peer, flight)
         answer = classify_error(what, message)
-        if flight.purpose in ("attempt", "probe", "read"):
+        if what == FORBIDDEN and flight.purpose not in ("attempt", "probe"):
+            self._forbid(peer, answer.text)
+        elif flight.purpose in ("attempt", "probe", "read"):
             self._on_topology(peer, flight, answer, None)
         elif flight.purpose == "query":
             self._query_failed(peer, flight, answer.text)

@@ -9,6 +9,7 @@ from disagg.reference.model import SECOND, Group, InFlight, Peer, Policy, Reques
 from disagg.values import Event, Failure, Route
 
 if TYPE_CHECKING:
+    from disagg.reference.hosts import HostList
     from disagg.reference.model import Options, SchedulerClock
 
 __all__ = ["STATUS", "Rules"]
@@ -28,6 +29,7 @@ class Rules:
     decode: Any
     policy: Policy
     options: Options
+    rank_hosts: HostList | None
     seed: int
     now: int
     clock: SchedulerClock

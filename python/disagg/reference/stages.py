@@ -90,7 +90,10 @@ class StageRules(Rules):
             self._lookup_failed(peer, flight, f"answered {status} to the endpoint query")
         else:
             try:
-                group.found[flight.contact] = parse_endpoint(body)
+                ip, port = parse_endpoint(body)
+                if self.rank_hosts is not None and self.rank_hosts.verdict(ip) != "allowed":
+                    raise ProtocolError("rank_ip", ip, "is not in allowed_rank_hosts")
+                group.found[flight.contact] = (ip, port)
             except ProtocolError as error:
                 self._lookup_failed(peer, flight, f"protocol error: {error}")
                 return

@@ -36,8 +36,7 @@ class BoundedConnector(aiohttp.TCPConnector):
             limit=0,
             limit_per_host=0,
             resolver=names,
-            use_dns_cache=True,
-            ttl_dns_cache=DNS_TTL_S,
+            use_dns_cache=False,  # `names` keeps what it found, for every port and both pools
             force_close=not reuse,
             # aiohttp's own clean-up then only has to drop what is closed already
             keepalive_timeout=3 * max_age_s if reuse else None,
@@ -95,6 +94,3 @@ class BoundedConnector(aiohttp.TCPConnector):
         protocol, _ = self._idle.popitem(last=False)
         del self._born[protocol]
         protocol.close()
-
-
-DNS_TTL_S = 10

@@ -18,7 +18,7 @@ from yarl import URL
 
 from disagg.transport.attempt import Answer, Attempt
 from disagg.transport.connections import CURRENT, BoundedConnector
-from disagg.transport.names import Names
+from disagg.transport.names import ForbiddenAddress, Names
 
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
@@ -41,13 +41,13 @@ class Exchange:
     """The HTTP client: two pools, one of which reuses connections. Make and use it inside a running loop."""
 
     def __init__(self, options: TransportOptions) -> None:
-        self._names = Names(max_wait_s=options.connect_timeout_s)
+        self._names = Names(max_wait_s=options.connect_timeout_s, allows=options.allows_resolved)
         self.pool = self._connector(options, reuse=True)
         # Heartbeats go out on connections of their own: one kept alive may lead to a process that was
         # replaced behind its address and still drains.
         self._fresh = self._connector(options, reuse=False)
-        self._session = _session(self.pool)
-        self._heartbeat_session = _session(self._fresh)
+        self._session = _session(self.pool, options)
+        self._heartbeat_session = _session(self._fresh, options)
 
     async def run(self, attempt: Attempt) -> Answer:
         """Make the request of this attempt once; once more if a reused connection was closed under it.
@@ -94,13 +94,16 @@ class Exchange:
         )
 
 
-def _session(connector: BoundedConnector) -> aiohttp.ClientSession:
+def _session(connector: BoundedConnector, options: TransportOptions) -> aiohttp.ClientSession:
+    token = options.token
+    authorization = {} if token is None else {"Authorization": f"Bearer {token.reveal()}"}
     return aiohttp.ClientSession(
         connector=connector,
         headers={
             "Accept-Encoding": "identity",
             "User-Agent": f"disagg/{_version()}",
             "X-Disagg-Client": "1",
+            **authorization,
         },
         # The driver keeps the time: aiohttp's timers fire together after a pause, and it rounds those over
         # 5 s to whole seconds, so many would be due at once.
@@ -198,6 +201,8 @@ def _named(exc: aiohttp.ClientError | OSError) -> tuple[str, str]:
 
 
 def _named_by_system(reason: Exception) -> tuple[str, str]:
+    if isinstance(reason, ForbiddenAddress):
+        return "forbidden", str(reason)
     if isinstance(reason, socket.gaierror):
         return "dns", f"the name was not found: {(reason.strerror or '?').lower()}"
     if isinstance(reason, OSError) and reason.errno is not None:

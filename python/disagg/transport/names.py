@@ -2,7 +2,7 @@
 
 `getaddrinfo` blocks for as long as the system's resolver likes (10 s and more when a name server is silent)
 and cannot be interrupted. asyncio's default executor has non-daemon threads, which the interpreter joins at
-exit; these are daemons, few, and end when idle.
+exit; these are daemons, bounded, and end when idle.
 """
 
 from __future__ import annotations
@@ -12,23 +12,36 @@ import queue
 import socket
 import threading
 import time
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-__all__ = ["Names"]
+__all__ = ["ForbiddenAddress", "Names"]
+
+
+class ForbiddenAddress(OSError):
+    """A name resolved to an IP address that may not be dialled; the text names both."""
 
 
 class Names(AbstractResolver):
-    """aiohttp's resolver interface over daemon threads; one per event loop.
+    """aiohttp's resolver interface over daemon threads; one per event loop, for all of its connections.
 
-    At most `max_threads` look-ups at a time; one that waited longer than `max_wait_s` for a thread is given
-    up, as nobody waits for its result any more.
+    A name is looked up once at a time, whoever asks and for whatever port, and the result is used for `TTL_S`
+    seconds. So a look-up that hangs holds one thread, and `max_threads` of them have to hang before another
+    name waits; one that waited longer than `max_wait_s` for a thread is given up. What is returned are numbers:
+    those that `allows` was asked about are those that are dialled.
     """
 
-    def __init__(self, *, max_wait_s: float, max_threads: int = 16) -> None:
+    def __init__(
+        self, *, max_wait_s: float, max_threads: int = 128, allows: Callable[[str], bool] | None = None
+    ) -> None:
         self._max_wait_s = max_wait_s
         self._max_threads = max_threads
+        self._allows = allows
+        self._known: OrderedDict[_Question, tuple[float, list[_Found]]] = OrderedDict()
+        self._asking: dict[_Question, asyncio.Future[_Outcome]] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
@@ -37,21 +50,55 @@ class Names(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Return the addresses of `host`.
+        """Return the addresses of `host`, in the order that the system prefers.
 
-        Raises OSError if there are none, or none could be found in time.
+        Raises OSError if there are none, or none could be found in time; ForbiddenAddress if one of them may not be
+        dialled, as then whoever answers for the name is not to be trusted with the others.
         """
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[ResolveResult]] = loop.create_future()
-        self._jobs.put(_Job(answer, loop, host, port, family, time.monotonic() + self._max_wait_s))
-        self._have_a_thread()
-        return await answer
+        found = await self._found(_Question(host, family))
+        if self._allows is not None:
+            for _, ip, _ in found:
+                if not self._allows(ip):
+                    raise ForbiddenAddress(f"host {host} resolves to {ip}, which is not in allowed_hosts")
+        numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return [
+            ResolveResult(hostname=host, host=ip, port=port, family=family, proto=proto, flags=numeric)
+            for family, ip, proto in found
+        ]
 
     async def close(self) -> None:
         """Let the threads end; those inside a look-up end after it, if the process lives that long."""
         with self._lock:
             for _ in range(self._threads):
                 self._jobs.put(None)
+
+    async def _found(self, question: _Question) -> list[_Found]:
+        until, known = self._known.get(question, (0.0, []))
+        if time.monotonic() < until:
+            return known
+        answer = self._asking.get(question)
+        if answer is None:
+            loop = asyncio.get_running_loop()
+            answer = self._asking[question] = loop.create_future()
+            settle = _Settle(loop, lambda outcome: self._on_outcome(question, outcome))
+            self._jobs.put(_Job(settle, question, time.monotonic() + self._max_wait_s))
+            self._have_a_thread()
+        # Shielded: who gives up waiting does not take the answer from the others.
+        outcome = await asyncio.shield(answer)
+        if isinstance(outcome, OSError):
+            # A copy for each who waits: one exception raised in many places holds all their frames.
+            raise type(outcome)(*outcome.args)
+        return outcome
+
+    def _on_outcome(self, question: _Question, outcome: _Outcome) -> None:
+        answer = self._asking.pop(question)
+        self._known.pop(question, None)
+        if not isinstance(outcome, OSError):
+            self._known[question] = (time.monotonic() + TTL_S, outcome)
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        # Not as an exception, which asyncio would log when nobody waits any more.
+        answer.set_result(outcome)
 
     def _have_a_thread(self) -> None:
         with self._lock:
@@ -63,16 +110,14 @@ class Names(AbstractResolver):
     def _work(self) -> None:
         while (job := self._next_job()) is not None:
             try:
-                found = _look_up(job, now=time.monotonic())
+                outcome: _Outcome = _look_up(job, now=time.monotonic())
             except OSError as exc:
-                outcome: list[ResolveResult] | OSError = exc
+                outcome = exc.with_traceback(None)
             except UnicodeError:
                 # the idna codec's way of saying that a label is empty or too long
-                outcome = socket.gaierror(socket.EAI_NONAME, f"not a host name: {job.host!r}")
-            else:
-                outcome = found
+                outcome = socket.gaierror(socket.EAI_NONAME, f"not a host name: {job.question.host!r}")
             try:
-                job.loop.call_soon_threadsafe(_settle, job.answer, outcome)
+                job.settle.loop.call_soon_threadsafe(job.settle.take, outcome)
             except RuntimeError:  # the loop was closed meanwhile
                 break
         with self._lock:
@@ -90,35 +135,39 @@ class Names(AbstractResolver):
                 self._idle -= 1
 
 
+class _Question(NamedTuple):
+    host: str
+    family: socket.AddressFamily
+
+
+class _Found(NamedTuple):
+    family: socket.AddressFamily
+    ip: str
+    proto: int
+
+
+_Outcome: TypeAlias = list[_Found] | OSError
 _SockAddr: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 
 
-class _Job(NamedTuple):
-    answer: asyncio.Future[list[ResolveResult]]
+class _Settle(NamedTuple):
     loop: asyncio.AbstractEventLoop
-    host: str
-    port: int
-    family: socket.AddressFamily
+    take: Callable[[_Outcome], None]
+
+
+class _Job(NamedTuple):
+    settle: _Settle
+    question: _Question
     give_up_at: float
 
 
-def _look_up(job: _Job, *, now: float) -> list[ResolveResult]:
+def _look_up(job: _Job, *, now: float) -> list[_Found]:
     if now > job.give_up_at:
         raise socket.gaierror(socket.EAI_AGAIN, "all look-up threads were busy for too long")
     found = socket.getaddrinfo(
-        job.host, job.port, family=job.family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+        job.question.host, None, family=job.question.family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
     )
-    return [
-        ResolveResult(
-            hostname=job.host,
-            host=_numeric_host(sockaddr),
-            port=job.port,
-            family=family,
-            proto=proto,
-            flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
-        )
-        for family, _, proto, _, sockaddr in found
-    ]
+    return [_Found(family, _numeric_host(sockaddr), proto) for family, _, proto, _, sockaddr in found]
 
 
 def _numeric_host(sockaddr: _SockAddr) -> str:
@@ -129,13 +178,6 @@ def _numeric_host(sockaddr: _SockAddr) -> str:
     return str(sockaddr[0])
 
 
-def _settle(answer: asyncio.Future[list[ResolveResult]], outcome: list[ResolveResult] | OSError) -> None:
-    if answer.done():  # cancelled
-        return
-    if isinstance(outcome, OSError):
-        answer.set_exception(outcome)
-    else:
-        answer.set_result(outcome)
-
-
 IDLE_S = 10.0
+TTL_S = 10.0
+MAX_KNOWN = 1024

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from disagg.transport.secret import Secret
 
 __all__ = ["Command", "Machine", "Report", "TransportOptions"]
 
@@ -17,6 +22,8 @@ class TransportOptions:
     byte of its body, and `heartbeat_timeout_s` is the same for heartbeats. A request that waits for its
     turn is not yet in its timeout. `max_connection_age_s` bounds how long a connection is reused, so that a
     process replaced behind a stable address is seen; `turn_gap_s` is the least time between two turns.
+    `token` is sent as `Authorization: Bearer` with every request. `allows_resolved` says whether an IP address that a name resolved to may
+    be dialled, None that every one may; hosts of commands are not asked about, the machine has done that.
     """
 
     connect_timeout_s: float
@@ -27,6 +34,8 @@ class TransportOptions:
     max_connection_age_s: float = 15.0
     max_idle_connections: int = 256
     turn_gap_s: float = 0.001
+    token: Secret | None = None
+    allows_resolved: Callable[[str], bool] | None = None
 
 
 class Command(NamedTuple):

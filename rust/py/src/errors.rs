@@ -11,6 +11,7 @@ use crate::json;
 
 /// The exception classes of `disagg.errors` that Rust raises.
 pub mod python {
+    pyo3::import_exception!(disagg.errors, ConfigError);
     pyo3::import_exception!(disagg.errors, IncompatiblePeer);
     pyo3::import_exception!(disagg.errors, ProtocolError);
 }

@@ -9,6 +9,7 @@ mod driver;
 mod ends;
 mod errors;
 mod held;
+mod hosts;
 mod json;
 mod rank_mapping;
 mod resolver;
@@ -33,6 +34,8 @@ mod _core {
 
     #[pymodule_export]
     use super::driver::Driver;
+    #[pymodule_export]
+    use super::hosts::HostList;
     #[pymodule_export]
     use super::rank_mapping::{Contact, RankMapping, compatibility, kv_head_range, map_ranks};
     #[pymodule_export]

@@ -20,6 +20,7 @@ use crate::bell::Bell;
 use crate::driver::Driver;
 use crate::ends::{End, Ends};
 use crate::held::Held;
+use crate::hosts;
 use crate::retry::RetryPolicy;
 use crate::shared::{Clock, Shared, State};
 use crate::steps::{self, Delivery, Made, Taken};
@@ -50,12 +51,15 @@ impl Resolver {
         heartbeat_min_down_s = Options::DEFAULT.heartbeat_min_down_s,
         peer_ttl_s = Options::DEFAULT.peer_ttl_s, max_addresses = Options::DEFAULT.max_addresses,
         max_endpoint_lookups_per_peer = Options::DEFAULT.max_endpoint_lookups_per_peer,
-        force_query = false, track_rooms = false, not_found_is_transient = false, seed = 0, virtual_time = false,
+        force_query = false, track_rooms = false, not_found_is_transient = false, seed = 0, allowed_hosts = None, allowed_rank_hosts = None,
+        virtual_time = false,
     ), text_signature = "(decode, retry=None, *, default_port=8998, dp_rank_timeout_s=30.0, \
         endpoint_timeout_s=10.0, request_timeout_s=120.0, heartbeat_interval_s=5.0, heartbeat_failures=2, \
         heartbeat_min_down_s=10.0, peer_ttl_s=900.0, max_addresses=4096, max_endpoint_lookups_per_peer=8, \
-        force_query=False, track_rooms=False, not_found_is_transient=False, seed=0, virtual_time=False)")]
+        force_query=False, track_rooms=False, not_found_is_transient=False, seed=0, allowed_hosts=None, \
+        allowed_rank_hosts=None, virtual_time=False)")]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
+    #[expect(clippy::needless_pass_by_value, reason = "what PyO3 makes of sequences")]
     fn new(
         decode: &Bound<'_, DecodeRank>,
         retry: Option<&Bound<'_, RetryPolicy>>,
@@ -73,6 +77,8 @@ impl Resolver {
         track_rooms: bool,
         not_found_is_transient: bool,
         seed: u64,
+        allowed_hosts: Option<Vec<String>>,
+        allowed_rank_hosts: Option<Vec<String>>,
         virtual_time: bool,
     ) -> PyResult<Self> {
         let options = Options {
@@ -92,10 +98,12 @@ impl Resolver {
             seed,
         };
         let options = options.validated().map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let allowed = hosts::allowed(allowed_hosts.as_deref(), allowed_rank_hosts.as_deref())?;
         let policy = retry.map_or(disagg_core::retry::RetryPolicy::DEFAULT, |retry| retry.get().0);
         let clock =
             if virtual_time { Clock::Virtual(AtomicU64::new(0)) } else { Clock::Monotonic(Instant::now()) };
         let machine = Machine::new(decode.get().inner().clone(), policy, options, clock.now());
+        let machine = machine.with_allowed(allowed);
         let state = State {
             machine,
             held: Held::default(),

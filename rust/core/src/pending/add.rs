@@ -38,12 +38,12 @@ pub enum AddError {
 }
 
 impl Machine {
-    /// Place a request whose route is cached under exactly this spelling of the address; None is nothing done.
+    /// Place a request whose route is cached, the address written as it was before; None is nothing done.
     ///
     /// As [`Machine::add`] does at the time of the latest call, so that the common case needs no clock: reading one is a
     /// quarter of it (23 of 98 ns). The address then counts as used at that time.
     pub fn add_cached(&mut self, address: &str, room: Room, preset: Option<u32>) -> Option<&Arc<Route>> {
-        let at = self.peers.find(address)?;
+        let at = self.peers.find(address).or_else(|| self.peers.find_spelled(address))?;
         if !self.is_unhindered(room) {
             return None;
         }
@@ -65,7 +65,8 @@ impl Machine {
         // Not `advance_to`, whose clock for waits only what is pending needs.
         self.now = self.now.max(now);
         // Known names are canonical, so the common spelling needs no parsing.
-        let (known, parsed) = match self.peers.find(address) {
+        let known = self.peers.find(address).or_else(|| self.peers.find_spelled(address));
+        let (known, parsed) = match known {
             Some(known) => (Some(known), None),
             None => {
                 let parsed = addr::canonical(address, self.options.default_port).map_err(AddError::Addr)?;
@@ -73,7 +74,11 @@ impl Machine {
                     self.requests.counters.fake += 1;
                     return Ok(Added::Fake(Arc::new(fake_route(parsed))));
                 }
-                (self.peers.find(&parsed), Some(parsed))
+                let known = self.peers.find(&parsed);
+                if let Some(at) = known {
+                    self.peers.remember_spelling(address, at);
+                }
+                (known, Some(parsed))
             }
         };
         if let Some(at) = known

@@ -1,5 +1,6 @@
 //! All addresses, by name and by the time at which each has to be looked at.
 
+use alloc::boxed::Box;
 use alloc::collections::BinaryHeap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -20,6 +21,8 @@ pub(super) struct Peers {
     peers: Vec<Option<Peer>>,
     free: Vec<u32>,
     names: HashMap<Arc<str>, u32>,
+    /// What was written for a known name instead of it. A name may be forgotten before its spellings.
+    spellings: HashMap<Box<str>, Arc<str>>,
     /// An entry counts only while its peer's `wake` says the same.
     wakes: BinaryHeap<Reverse<(Tick, u32)>>,
 }
@@ -27,6 +30,20 @@ pub(super) struct Peers {
 impl Peers {
     pub fn find(&self, addr: &str) -> Option<u32> {
         self.names.get(addr).copied()
+    }
+
+    /// The peer of an address that was written in another way before.
+    pub fn find_spelled(&self, address: &str) -> Option<u32> {
+        self.find(self.spellings.get(address)?)
+    }
+
+    /// Save the parsing the next time; who writes an address in ever new ways makes room for itself only.
+    pub fn remember_spelling(&mut self, address: &str, at: u32) {
+        if self.spellings.len() >= MAX_SPELLINGS {
+            self.spellings.clear();
+        }
+        let addr = Arc::clone(&self.at(at).addr);
+        self.spellings.insert(Box::from(address), addr);
     }
 
     pub fn len(&self) -> usize {
@@ -146,4 +163,29 @@ fn due(peer: &Peer, slots: &Slots, ttl: Duration) -> Option<Tick> {
         }
     };
     [forget, own].into_iter().flatten().min()
+}
+
+/// Most spellings, which at 320 bytes each are under half a MiB.
+const MAX_SPELLINGS: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spellings_are_bounded_and_lead_nowhere_once_the_name_is_forgotten() {
+        let mut peers = Peers::default();
+        let [at, other] = ["p:1", "q:1"].map(|name| peers.insert(Peer::new(Arc::from(name), Tick::ZERO)));
+        for number in 0..3000 {
+            let spelling = alloc::format!("P:{number:06}");
+            peers.remember_spelling(&spelling, at);
+            assert_eq!(peers.find_spelled(&spelling), Some(at));
+            assert!(peers.spellings.len() <= MAX_SPELLINGS);
+        }
+        peers.remember_spelling("P:01", at);
+        peers.remove(at);
+        assert_eq!(peers.find_spelled("P:01"), None);
+        peers.remove(other);
+        assert!(peers.spellings.is_empty());
+    }
 }
