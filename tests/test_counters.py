@@ -123,6 +123,14 @@ def test_attempts_are_counted_by_outcome_and_kind(answer, outcome, kind):
         pair.answer(pair.only("topology"), *answer)
 
 
+def test_a_name_that_leads_where_it_may_not_is_a_permanent_end_of_an_attempt():
+    pair = make()
+    add(pair, "a", "prefill-1")
+    moved = {"attempts__permanent__not_allowed": 1, "failed__not_allowed": 1, "ended__failed": 1}
+    with moves(pair, **moved):
+        pair.fail(pair.only("topology"), "forbidden", "host prefill-1 resolves to 10.0.0.9")
+
+
 def test_the_older_form_of_a_query_is_the_same_attempt():
     pair = make()
     add(pair, "a")

@@ -12,8 +12,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import disagg
 from machines import Pair, Request, endpoint, topology
 
+LISTS = [None, None, ["10.0.0.1", "*.svc", "PREFILL-3"], ["10.0.0.0/31"], ["prefill-3", "::ffff:10.0.0.2"], ["::/0"]]
 ADDRESSES = ["10.0.0.1:8998", "10.0.0.2:8998", "prefill-3:9000"]
-SPELLINGS = [*ADDRESSES, "10.0.0.1", "PREFILL-3:9000", "2.2.2.2:8998", "http://p", "p:0"]
+SPELLINGS = [
+    *ADDRESSES,
+    "10.0.0.1",
+    "PREFILL-3:9000",
+    "prefill-3.:9000",
+    "[::ffff:10.0.0.2]",
+    "2.2.2.2:8998",
+    "http://p",
+    "p:0",
+]
 STEPS = [0.0, 0.001, 0.01, 0.02, 0.02, 0.1, 0.3, 0.5, 1.0, 2.0]
 LEAPS = [5.0, 11.0, 16.0, 31.0, 121.0, 601.0, 901.0]
 TOPOLOGIES = [
@@ -30,7 +40,7 @@ TOPOLOGIES = [
 ]
 BAD_BODIES = [b"", b"{}", b"[]", b"not json", b"null", topology(tp=0), topology(tp="8.0"), topology(dp=None)]
 STATUSES = [200, 204, 302, 400, 401, 404, 405, 408, 413, 418, 429, 500, 502, 503]
-ERRORS = ["refused", "timeout", "reset", "cut", "oversized", "dns", "encoding", "other", "never heard of"]
+ERRORS = ["refused", "timeout", "reset", "cut", "oversized", "dns", "encoding", "other", "forbidden", "never heard of"]
 INSTANCES = st.sampled_from([None, None, None, "a", "a", "b"])
 
 
@@ -46,17 +56,30 @@ class PendingMachine(RuleBasedStateMachine):
         not_found_is_transient=st.booleans(),
         max_addresses=st.sampled_from([2, 4096]),
         kv=st.sampled_from(["mha", "mla"]),
+        hosts=st.tuples(st.sampled_from(LISTS), st.sampled_from([None, None, ["127.0.0.0/8"]])),
         lookups=st.sampled_from([1, 2, 8]),
         current=st.tuples(*[st.sampled_from(TOPOLOGIES[:5]) for _ in ADDRESSES]),
     )
     def make(
-        self, attempts, multiplier, jitter, min_wait_s, per_cycle, max_addresses, kv, lookups, current, **switches
+        self,
+        attempts,
+        multiplier,
+        jitter,
+        min_wait_s,
+        per_cycle,
+        max_addresses,
+        kv,
+        hosts,
+        lookups,
+        current,
+        **switches,
     ):
         self.current = dict(zip(ADDRESSES, current, strict=True))
         policy = {"max_attempts": attempts}
         if not per_cycle:
             policy |= {"multiplier": multiplier, "jitter": jitter, "min_wait_s": min_wait_s}
         options = switches | {"max_addresses": max_addresses, "max_endpoint_lookups_per_peer": lookups}
+        options |= dict(zip(("allowed_hosts", "allowed_rank_hosts"), hosts, strict=True))
         decode = {"attn_tp_size": 1, "engine_rank": 0, "page_size": 64, "kv": kv}
         self.pair = Pair(policy, options, decode, per_cycle)
         self.counter = 0
@@ -124,7 +147,7 @@ class PendingMachine(RuleBasedStateMachine):
             for flight in list(self.pair.flights):
                 if flight in self.pair.flights and only in ("all", flight.kind):
                     reads = flight.kind in ("topology", "heartbeat")
-                    body = self.current[flight.addr] if reads else self.good_body(data, flight)
+                    body = self.current.get(flight.addr, TOPOLOGIES[0]) if reads else self.good_body(data, flight)
                     self.pair.answer(flight, 200, body)
             self.pair.advance(0.02)
 
@@ -133,7 +156,7 @@ class PendingMachine(RuleBasedStateMachine):
     def ranks_are_not_found(self):
         for flight in list(self.pair.flights):
             if flight in self.pair.flights:
-                body = self.current[flight.addr]
+                body = self.current.get(flight.addr, TOPOLOGIES[0])
                 self.pair.answer(flight, 404 if flight.kind == "endpoint" else 200, body)
 
     @rule(addr=st.sampled_from(ADDRESSES), body=st.sampled_from(TOPOLOGIES))
@@ -144,7 +167,8 @@ class PendingMachine(RuleBasedStateMachine):
         if flight.kind in ("topology", "heartbeat"):
             return data.draw(st.sampled_from(TOPOLOGIES))
         if flight.kind == "endpoint":
-            return endpoint(data.draw(st.integers(1, 65535)))
+            ip = data.draw(st.sampled_from(["127.0.0.1", "127.0.0.1", "127.0.0.1", "::1", "rank-0"]))
+            return endpoint(data.draw(st.integers(1, 65535)), ip)
         known = data.draw(st.lists(st.sampled_from(flight.rooms), unique=True)) if flight.rooms else []
         rank = st.one_of(st.integers(0, 2), st.integers(0, 2), st.sampled_from([-1, "1", "x", 3.0, True]))
         answer = {str(room): data.draw(rank) for room in known}

@@ -22,8 +22,9 @@ class TransportOptions:
     byte of its body, and `heartbeat_timeout_s` is the same for heartbeats. A request that waits for its
     turn is not yet in its timeout. `max_connection_age_s` bounds how long a connection is reused, so that a
     process replaced behind a stable address is seen; `turn_gap_s` is the least time between two turns.
-    `token` is sent as `Authorization: Bearer` with every request. `allows_resolved` says whether an IP address that a name resolved to may
-    be dialled, None that every one may; hosts of commands are not asked about, the machine has done that.
+    `token` is sent as `Authorization: Bearer` with every request. `allows_resolved` says whether an IP address
+    that a name resolved to may be dialled, None that every one may; hosts of commands are not asked about, as
+    the machine has done that.
     """
 
     connect_timeout_s: float

@@ -195,7 +195,8 @@ impl PeerCounters {
     pub const TRANSIENT: [FailureKind; 3] =
         [FailureKind::Unreachable, FailureKind::NotReady, FailureKind::ProtocolError];
     /// The kinds that `permanent` can hold.
-    pub const PERMANENT: [FailureKind; 2] = [FailureKind::NotARegistry, FailureKind::Incompatible];
+    pub const PERMANENT: [FailureKind; 3] =
+        [FailureKind::NotARegistry, FailureKind::Incompatible, FailureKind::NotAllowed];
 
     pub(super) fn on_handed_out(&mut self, kind: CommandKind) {
         let place = CommandKind::HTTP.iter().position(|&other| other == kind);
