@@ -69,7 +69,7 @@ def loopback(ip):
 
 def test_a_name_that_resolves_to_a_forbidden_address_is_not_dialled(host, server):
     peer = host.peer(answers())
-    server.says = {"p": ["127.0.0.1"], "mixed": ["127.0.0.1", "127.0.0.2"]}
+    server.says = {"p": ["127.0.0.1"], "mixed": ["127.0.0.2", "127.0.0.1"]}
     with running(allows_resolved=lambda ip: ip == "127.0.0.2") as (machine, _):
         for name in ("p", "mixed"):
             fact = machine.fetch(f"{name}:{port_of(peer)}")
@@ -214,6 +214,14 @@ def test_the_token_is_sent_to_peers_with_every_request_and_shown_nowhere(host, c
     assert peer.heads
     assert all(f"authorization: bearer {TOKEN}\r\n".encode() in head.lower() for head in peer.heads)
     assert not [text for text in shown if TOKEN in text]
+
+
+@pytest.mark.parametrize("kind", ["topology", "heartbeat"])
+def test_both_pools_send_the_token(host, kind):
+    peer = host.peer(answers())
+    with running(token=Secret(TOKEN)) as (machine, _):
+        assert machine.fetch(peer.addr, kind=kind).status == 200
+    assert f"authorization: bearer {TOKEN}\r\n".encode() in peer.heads[0].lower()
 
 
 def test_no_token_no_header(host):
