@@ -201,12 +201,13 @@ def test_a_name_that_leads_to_an_allowed_address_is_routed(server, hosts):
 # -- the token
 
 TOKEN = "s3cr3t-token"
+SHORT = {"endpoint_timeout_s": 0.5, "heartbeat_interval_s": 0.1}
 
 
 def test_the_token_is_sent_to_peers_with_every_request_and_shown_nowhere(host, caplog):
     caplog.set_level(logging.DEBUG)
     peer = host.peer(answers())
-    with disagg.Resolver(DECODE, QUICK, allowed_hosts=["127.0.0.1"], token=TOKEN, total_timeout_s=1.0) as resolver:
+    with disagg.Resolver(DECODE, QUICK, allowed_hosts=["127.0.0.1"], token=TOKEN, **SHORT) as resolver:
         failure = end_of(resolver, peer.addr)
         shown = [repr(resolver), repr(vars(resolver)), repr(resolver._transport._options), str(failure), caplog.text]
         with pytest.raises(TypeError, match="pickle"):
@@ -226,7 +227,7 @@ def test_both_pools_send_the_token(host, kind):
 
 def test_no_token_no_header(host):
     peer = host.peer(answers())
-    with disagg.Resolver(DECODE, QUICK, allowed_hosts=["127.0.0.1"]) as resolver:
+    with disagg.Resolver(DECODE, QUICK, allowed_hosts=["127.0.0.1"], **SHORT) as resolver:
         end_of(resolver, peer.addr)
     assert peer.heads
     assert not [head for head in peer.heads if b"authorization" in head.lower()]
