@@ -146,6 +146,27 @@ def test_64_names_whose_look_up_hangs_delay_no_other_and_hold_one_thread_each(ho
         assert time.monotonic() - began < 0.3
 
 
+def test_a_look_up_that_waited_for_a_thread_is_made_if_somebody_still_wants_it(server):
+    server.says = {"p": ["127.0.0.1"]}
+
+    async def main():
+        resolver = names.Names(max_wait_s=0.2, max_threads=1)
+        hanging = asyncio.create_task(resolver.resolve("hangs", 1))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(resolver.resolve("p", 1), 0.2)
+        await asyncio.sleep(0.2)
+        again = asyncio.create_task(resolver.resolve("p", 1))
+        await asyncio.sleep(0)
+        server.hung.set()
+        found = await again
+        with pytest.raises(socket.gaierror):
+            await hanging
+        await resolver.close()
+        return found
+
+    assert [result["host"] for result in asyncio.run(main())] == ["127.0.0.1"]
+
+
 def test_what_is_remembered_is_bounded(server):
     async def main():
         resolver = names.Names(max_wait_s=5.0)

@@ -8,6 +8,7 @@ exit; these are daemons, bounded, and end when idle.
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import socket
 import threading
@@ -30,8 +31,8 @@ class Names(AbstractResolver):
 
     A name is looked up once at a time, whoever asks and for whatever port, and the result is used for `TTL_S`
     seconds. So a look-up that hangs holds one thread, and `max_threads` of them have to hang before another
-    name waits; one that waited longer than `max_wait_s` for a thread is given up. What is returned are numbers:
-    those that `allows` was asked about are those that are dialled.
+    name waits; one that nobody asked for within the last `max_wait_s` when a thread is free is given up. What is
+    returned are numbers: those that `allows` was asked about are those that are dialled.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Names(AbstractResolver):
         self._max_threads = max_threads
         self._allows = allows
         self._known: OrderedDict[_Question, tuple[float, list[_Found]]] = OrderedDict()
-        self._asking: dict[_Question, asyncio.Future[_Outcome]] = {}
+        self._asking: dict[_Question, _Job] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
@@ -76,29 +77,29 @@ class Names(AbstractResolver):
         until, known = self._known.get(question, (0.0, []))
         if time.monotonic() < until:
             return known
-        answer = self._asking.get(question)
-        if answer is None:
-            loop = asyncio.get_running_loop()
-            answer = self._asking[question] = loop.create_future()
-            settle = _Settle(loop, lambda outcome: self._on_outcome(question, outcome))
-            self._jobs.put(_Job(settle, question, time.monotonic() + self._max_wait_s))
+        job = self._asking.get(question)
+        if job is None:
+            job = self._asking[question] = _Job(question)
+            self._jobs.put(job)
             self._have_a_thread()
+        job.wanted_until = time.monotonic() + self._max_wait_s
         # Shielded: who gives up waiting does not take the answer from the others.
-        outcome = await asyncio.shield(answer)
+        outcome = await asyncio.shield(job.answer)
         if isinstance(outcome, OSError):
             # A copy for each who waits: one exception raised in many places holds all their frames.
             raise type(outcome)(*outcome.args)
         return outcome
 
-    def _on_outcome(self, question: _Question, outcome: _Outcome) -> None:
-        answer = self._asking.pop(question)
+    def _on_outcome(self, job: _Job, outcome: _Outcome) -> None:
+        question = job.question
+        del self._asking[question]
         self._known.pop(question, None)
         if not isinstance(outcome, OSError):
             self._known[question] = (time.monotonic() + TTL_S, outcome)
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
         # Not as an exception, which asyncio would log when nobody waits any more.
-        answer.set_result(outcome)
+        job.answer.set_result(outcome)
 
     def _have_a_thread(self) -> None:
         with self._lock:
@@ -117,7 +118,7 @@ class Names(AbstractResolver):
                 # the idna codec's way of saying that a label is empty or too long
                 outcome = socket.gaierror(socket.EAI_NONAME, f"not a host name: {job.question.host!r}")
             try:
-                job.settle.loop.call_soon_threadsafe(job.settle.take, outcome)
+                job.loop.call_soon_threadsafe(self._on_outcome, job, outcome)
             except RuntimeError:  # the loop was closed meanwhile
                 break
         with self._lock:
@@ -150,19 +151,20 @@ _Outcome: TypeAlias = list[_Found] | OSError
 _SockAddr: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 
 
-class _Settle(NamedTuple):
-    loop: asyncio.AbstractEventLoop
-    take: Callable[[_Outcome], None]
+class _Job:
+    """One look-up, whoever waits for it; made on the loop's thread, and given back to it."""
 
+    __slots__ = ("answer", "loop", "question", "wanted_until")
 
-class _Job(NamedTuple):
-    settle: _Settle
-    question: _Question
-    give_up_at: float
+    def __init__(self, question: _Question) -> None:
+        self.question = question
+        self.loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[_Outcome] = self.loop.create_future()
+        self.wanted_until = math.inf
 
 
 def _look_up(job: _Job, *, now: float) -> list[_Found]:
-    if now > job.give_up_at:
+    if now > job.wanted_until:
         raise socket.gaierror(socket.EAI_AGAIN, "all look-up threads were busy for too long")
     found = socket.getaddrinfo(
         job.question.host, None, family=job.question.family, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
