@@ -99,14 +99,118 @@ def test_requests_of_a_poll_that_was_broken_off_may_be_discarded(all_at_once, mo
     assert core.stats()["pending"]["decided"] == 0
 
 
-def interrupt_once(monkeypatch, values):
-    made = values.__init__
+@pytest.mark.parametrize("name", ["Failure", "Event", "Step"])
+@pytest.mark.parametrize("all_at_once", [False, True])
+@pytest.mark.parametrize("breaks_off", [False, True])
+def test_request_that_a_handler_discards_during_a_poll_is_in_no_step(name, all_at_once, breaks_off, monkeypatch):
+    core, (dropped, *others) = a_poll_that_gives_failures()
 
-    def interrupted(*_args):
-        monkeypatch.setattr(values, "__init__", made)
+    def discard():
+        if all_at_once:
+            core.discard_all()
+        else:
+            core.discard(dropped)
+        if breaks_off:
+            raise Interrupted
+
+    call_once(monkeypatch, getattr(disagg.values, name), discard)
+    if breaks_off:
+        with pytest.raises(Interrupted):
+            core.poll()
+    step = core.poll()
+    assert [request for request, _ in step.failed] == ([] if all_at_once else others)
+    assert [event.kind for event in step.events] == ["peer_lost"], "an event is nobody's request"
+    with pytest.raises(KeyError):
+        core.state_of(dropped)
+    assert core.poll().failed == ()
+
+
+def test_request_is_pending_until_its_end_is_given(monkeypatch):
+    """Other threads and handlers may ask while a poll makes its step, and no end that they saw may be taken back."""
+    core, (request, *_) = a_poll_that_gives_failures()
+    seen = []
+
+    def look():
+        seen.append((core.state_of(request), core.explain(request), core.stats()["pending"]["decided"]))
+        with pytest.raises(ValueError, match="pending already"):
+            core.add(request, B, 50)
+
+    def look_and_raise():
+        look()
         raise Interrupted
 
-    monkeypatch.setattr(values, "__init__", interrupted)
+    look()
+    call_once(monkeypatch, disagg.values.Step, look_and_raise)
+    with pytest.raises(Interrupted):
+        core.poll()
+    look()
+    assert seen == [(1, f"failed (peer_lost): {A}: lost: the engine said so; the next poll gives it", 3)] * 3
+    core.poll()
+    assert (core.state_of(request), core.stats()["pending"]["decided"]) == (0, 0)
+
+
+def test_poll_within_a_poll_gives_other_ends(monkeypatch):
+    core, requests = a_poll_that_gives_failures()
+    later, steps = Request("later"), []
+
+    def poll_too():
+        core.add(later, A, 9)
+        steps.append(core.poll())
+
+    call_once(monkeypatch, disagg.values.Step, poll_too)
+    steps.append(core.poll())
+    assert [[request for request, _ in step.failed] for step in steps] == [[later], requests]
+
+
+def test_polls_that_are_broken_off_again_and_again_remember_nothing_more(monkeypatch):
+    core, requests = a_poll_that_gives_failures()
+    for _ in range(100):
+        interrupt_once(monkeypatch, disagg.values.Step)
+        with pytest.raises(Interrupted):
+            core.poll()
+    assert [request for request, _ in core.poll().failed] == requests
+    assert core.stats()["remembered_ends"] == 3
+
+
+def test_close_gives_all_ends_after_a_poll_that_was_broken_off(monkeypatch):
+    with disagg.Resolver(DECODE, QUICK) as resolver:
+        early, late = Request("early"), Request("late")
+        resolver.add(early, A, 1)
+        resolver.peer_lost(A)
+        interrupt_once(monkeypatch, disagg.values.Step)
+        with pytest.raises(Interrupted):
+            resolver.poll()
+        resolver.add(late, B, 2)
+        step = resolver.close()
+    assert [(request, failure.kind) for request, failure in step.failed] == [(early, "peer_lost"), (late, "closed")]
+    assert ([event.kind for event in step.events], step.more) == (["peer_lost"], False)
+
+
+def a_poll_that_gives_failures():
+    core = Core(DECODE, QUICK)
+    requests = [Request(number) for number in range(3)]
+    for room, request in enumerate(requests):
+        core.add(request, A, room)
+    core.peer_lost(A)
+    return core, requests
+
+
+def interrupt_once(monkeypatch, values):
+    def interrupt():
+        raise Interrupted
+
+    call_once(monkeypatch, values, interrupt)
+
+
+def call_once(monkeypatch, values, call):
+    made = values.__init__
+
+    def called(self, *args):
+        monkeypatch.setattr(values, "__init__", made)
+        call()
+        made(self, *args)
+
+    monkeypatch.setattr(values, "__init__", called)
 
 
 def answer_all(core):

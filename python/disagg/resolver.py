@@ -7,6 +7,7 @@ import importlib.util
 import os
 import warnings
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from disagg import _core
@@ -155,7 +156,10 @@ class Resolver(_core.Resolver):
             self._finalizer.detach()
             self._driver.fail_all("the resolver was closed", closed=True)
             self._transport.stop(timeout_s)
-        return self.poll(_ALL)
+        step = self.poll(_ALL)
+        while step.more:  # that was what a poll had taken when a signal handler broke it off
+            step = _joined(step, self.poll(_ALL))
+        return step
 
     def health(self) -> Health:
         """Return whether the network side works; false with the reason when its thread died or it is closed."""
@@ -173,6 +177,16 @@ class Resolver(_core.Resolver):
     ) -> None:
         if self._pid == os.getpid():
             self.close()
+
+
+def _joined(step: Step, later: Step) -> Step:
+    return replace(
+        later,
+        seq=max(step.seq, later.seq),
+        resolved=step.resolved + later.resolved,
+        failed=step.failed + later.failed,
+        events=step.events + later.events,
+    )
 
 
 def _report(driver: _core.Driver, options: ResolverOptions) -> Report:

@@ -23,7 +23,7 @@ use crate::held::Held;
 use crate::hosts;
 use crate::retry::RetryPolicy;
 use crate::shared::{Clock, Shared, State};
-use crate::steps::{self, Delivery, Made, Taken};
+use crate::steps::{self, Delivery, Taken};
 use crate::topology::DecodeRank;
 
 /// The pending requests of one decode rank; `disagg.Resolver` adds the network.
@@ -128,7 +128,7 @@ impl Resolver {
         let room = room_of(room)?;
         let preset = dp_rank.map(preset_of).transpose()?;
         let mut state = self.shared.live(py)?;
-        if state.held.find(request.as_unbound()).is_some() {
+        if state.is_pending(request.as_unbound()) {
             drop(state);
             return Err(PyValueError::new_err("request is pending already; discard it first"));
         }
@@ -168,11 +168,12 @@ impl Resolver {
             return Err(PyValueError::new_err("limit 0 must be at least 1"));
         }
         let mut state = self.shared.live(py)?;
-        if let Some(delivery) = state.undelivered.pop_front() {
-            state.ends.give(&delivery.taken);
+        if let Some(delivery) = state.undelivered.iter_mut().find(|delivery| !delivery.is_claimed) {
+            delivery.is_claimed = true;
+            let (seq, unmade, events) = (delivery.step.seq, delivery.unmade(), delivery.step.events.clone());
             drop(state);
             // By now there may be more, and a poll that finds nothing is harmless.
-            return self.deliver(py, delivery, true);
+            return self.shared.deliver(py, &unmade, (seq, &events, true));
         }
         let mut step = state.machine.poll(self.shared.clock.now(), limit);
         self.shared.ring_if_needed(&mut state);
@@ -183,12 +184,14 @@ impl Resolver {
             return steps::empty(py);
         }
         let ended = mem::take(&mut step.ended);
-        let more = step.more;
-        let delivery = Delivery { step, taken: state.take(py, ended) };
+        let (seq, events, more) = (step.seq, step.events.clone(), step.more);
+        let delivery = Delivery { step, taken: state.take(py, ended), is_claimed: true };
+        let unmade = delivery.unmade();
+        state.undelivered.push_back(delivery);
         let retired = state.retire();
         drop(state);
         drop((retired, forgotten));
-        self.deliver(py, delivery, more)
+        self.shared.deliver(py, &unmade, (seq, &events, more))
     }
 
     fn discard(&self, request: &Bound<'_, PyAny>) {
@@ -213,10 +216,7 @@ impl Resolver {
             let mut state = self.shared.lock(py);
             state.machine.discard_all(self.shared.clock.now());
             self.shared.ring_if_needed(&mut state);
-            // What is noted as an end has to be alive, so the ends go along with requests that none was given for.
-            let undelivered = mem::take(&mut state.undelivered);
-            let ends = if undelivered.is_empty() { Ends::default() } else { mem::take(&mut state.ends) };
-            (state.held.let_all_go(), undelivered, ends)
+            (state.held.let_all_go(), state.take_all_back())
         };
         drop(objects);
     }
@@ -259,7 +259,7 @@ impl Resolver {
 
     fn state_of(&self, request: &Bound<'_, PyAny>) -> PyResult<u8> {
         let mut state = self.shared.live(request.py())?;
-        if state.held.find(request.as_unbound()).is_some() || state.is_undelivered(request.as_unbound()) {
+        if state.is_pending(request.as_unbound()) {
             return Ok(PENDING);
         }
         let end = state.ends.find(request.as_unbound());
@@ -273,7 +273,12 @@ impl Resolver {
         let held = state.held.find(request.as_unbound());
         let text = match held.and_then(|id| state.machine.explain(now, id)) {
             Some(text) => Some(text),
-            None => state.ends.find(request.as_unbound()).map(|end| format!("has ended: {}", end.as_str())),
+            None => match state.undelivered(request.as_unbound()) {
+                Some(outcome) => Some(outcome.explain()),
+                None => {
+                    state.ends.find(request.as_unbound()).map(|end| format!("has ended: {}", end.as_str()))
+                }
+            },
         };
         drop(state);
         text.ok_or_else(unknown_request)
@@ -348,22 +353,6 @@ impl Resolver {
 }
 
 impl Resolver {
-    fn deliver(&self, py: Python<'_>, mut delivery: Delivery, more: bool) -> PyResult<Py<PyAny>> {
-        let made = delivery.make(py, &self.shared, more);
-        let mut state = self.shared.lock(py);
-        match made {
-            Ok(Made { step, resolved, failed }) => {
-                state.ends.keep(resolved);
-                state.ends.keep(failed);
-                Ok(step)
-            }
-            Err(error) => {
-                state.undelivered.push_front(delivery);
-                Err(error)
-            }
-        }
-    }
-
     fn told(
         &self,
         py: Python<'_>,

@@ -4,12 +4,13 @@
 //! making one may run the garbage collector, and dropping one a `__del__`, which may call back in here.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use disagg_core::ids::{RequestId, RouteId};
-use disagg_core::pending::{Machine, Outcome, Route};
+use disagg_core::pending::{Event, Machine, Outcome, Route};
 use disagg_core::time::Tick;
 use hashbrown::HashMap;
 use pyo3::exceptions::PyRuntimeError;
@@ -21,7 +22,7 @@ use crate::bell::Bell;
 use crate::ends::Ends;
 use crate::held::Held;
 use crate::stats;
-use crate::steps::{self, Delivery, Taken};
+use crate::steps::{self, Delivery, Made, Taken, Values};
 
 /// One machine, its time and its bell.
 pub struct Shared {
@@ -43,7 +44,8 @@ pub struct State {
     pub held: Held,
     /// Ends that were given a moment ago.
     pub ends: Ends,
-    /// Steps whose making a signal handler broke off, oldest first: the next polls give them.
+    /// Steps that were not given yet, oldest first: being made, or for the next polls where a signal handler broke that
+    /// off.
     pub undelivered: VecDeque<Delivery>,
     /// Ready-made `Route`s of what the machine has cached.
     pub routes: HashMap<RouteId, Py<PyAny>>,
@@ -103,11 +105,40 @@ impl Shared {
         self.state.lock_py_attached(py).unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Make and give a step that is claimed. Until its values are made it stays where `discard` finds its requests.
+    pub fn deliver(
+        &self,
+        py: Python<'_>,
+        unmade: &[Outcome],
+        head: (u64, &[Event], bool),
+    ) -> PyResult<Py<PyAny>> {
+        let (seq, ..) = head;
+        let values = Values::make(py, self, unmade, head);
+        let mut state = self.lock(py);
+        let values = match values {
+            Ok(values) => values,
+            Err(error) => {
+                state.unclaim(seq);
+                return Err(error);
+            }
+        };
+        let taken = state.claimed(seq).map(|delivery| delivery.taken).unwrap_or_default();
+        state.ends.give(&taken);
+        drop(state);
+        let Made { step, resolved, failed } = values.fill(py, taken)?;
+        let mut state = self.lock(py);
+        state.ends.keep(resolved);
+        state.ends.keep(failed);
+        Ok(step)
+    }
+
     /// Counts of everything.
     pub fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (stats, ends) = {
             let state = self.lock(py);
-            (state.machine.stats(self.clock.now()), state.ends.len())
+            let mut stats = state.machine.stats(self.clock.now());
+            stats.decided += state.undelivered.iter().map(|delivery| delivery.taken.len()).sum::<usize>();
+            (stats, state.ends.len())
         };
         stats::to_python(py, &stats, ends)
     }
@@ -130,29 +161,47 @@ impl State {
             };
             Taken { object, outcome, made }
         });
-        let taken: Vec<Taken> = taken.collect();
-        self.ends.give(&taken);
-        taken
+        taken.collect()
     }
 
-    /// Whether a request is in a step that was broken off: it ended, but its end was not given.
-    pub fn is_undelivered(&self, object: &Py<PyAny>) -> bool {
+    /// Whether the end of a request was not given yet.
+    pub fn is_pending(&self, object: &Py<PyAny>) -> bool {
+        self.held.find(object).is_some() || self.undelivered(object).is_some()
+    }
+
+    /// How a request in a step that was not given yet ended.
+    pub fn undelivered(&self, object: &Py<PyAny>) -> Option<&Outcome> {
         let mut taken = self.undelivered.iter().flat_map(|delivery| &delivery.taken);
-        taken.any(|taken| taken.object.is(object))
+        taken.find(|taken| taken.object.is(object)).map(|taken| &taken.outcome)
     }
 
-    /// A request that was discarded after a poll that was broken off had taken it. What is left of it is to be
-    /// dropped after unlocking.
-    pub fn take_back(&mut self, object: &Py<PyAny>) -> Option<(Outcome, Option<Py<PyAny>>)> {
-        for delivery in &mut self.undelivered {
-            if let Some(place) = delivery.taken.iter().position(|taken| taken.object.is(object)) {
-                let Taken { object, outcome, made } = delivery.taken.remove(place);
-                // Its end is noted already, and what is noted has to be alive.
-                self.ends.keep(object);
-                return Some((outcome, made));
-            }
+    /// Let the step be given whose values are made; it is gone when the collector cleared everything.
+    pub fn claimed(&mut self, seq: u64) -> Option<Delivery> {
+        let place = self.undelivered.iter().position(|delivery| delivery.step.seq == seq)?;
+        self.undelivered.remove(place)
+    }
+
+    /// Leave a step whose making was broken off to the next poll.
+    pub fn unclaim(&mut self, seq: u64) {
+        if let Some(delivery) = self.undelivered.iter_mut().find(|delivery| delivery.step.seq == seq) {
+            delivery.is_claimed = false;
         }
-        None
+    }
+
+    /// Take a request that was discarded out of a step that was not given yet. To be dropped after unlocking.
+    pub fn take_back(&mut self, object: &Py<PyAny>) -> Option<Taken> {
+        self.undelivered.iter_mut().find_map(|delivery| {
+            let place = delivery.taken.iter().position(|taken| taken.object.is(object))?;
+            Some(delivery.taken.remove(place))
+        })
+    }
+
+    /// Take all requests out of the steps that were not given yet, which keep their events. To be dropped after
+    /// unlocking.
+    pub fn take_all_back(&mut self) -> Vec<Taken> {
+        let taken = self.undelivered.iter_mut().flat_map(|delivery| mem::take(&mut delivery.taken)).collect();
+        self.undelivered.retain(|delivery| delivery.is_claimed || !delivery.step.events.is_empty());
+        taken
     }
 
     /// The objects of routes that are not given out any more, to be dropped after unlocking.

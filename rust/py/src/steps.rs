@@ -5,7 +5,7 @@ use std::sync::Arc;
 use disagg_core::failure::Failure;
 use disagg_core::ids::RouteId;
 use disagg_core::pending::{Event, Outcome, Route, Step};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -25,12 +25,22 @@ pub struct Taken {
     pub made: Option<Py<PyAny>>,
 }
 
-/// What a poll took, until its `Step` is made.
+/// What a poll took, until its `Step` is given.
 pub struct Delivery {
     /// Its ends are in `taken`.
     pub step: Step,
-    /// The requests that ended.
+    /// The requests that ended, but for those that were discarded meanwhile.
     pub taken: Vec<Taken>,
+    /// Somebody makes its values just now, so that no other poll gives it.
+    pub is_claimed: bool,
+}
+
+/// The values of a delivery, made while it can still be changed: making them runs Python code.
+pub struct Values {
+    routes: HashMap<RouteId, Py<PyAny>>,
+    failures: HashMap<*const Failure, Py<PyAny>>,
+    step: Py<PyAny>,
+    set_attribute: Py<PyAny>,
 }
 
 /// A `Step`, and the tuples in it that hold its requests.
@@ -48,64 +58,67 @@ pub fn empty(py: Python<'_>) -> PyResult<Py<PyAny>> {
 }
 
 impl Delivery {
-    /// Its `Step`, which takes the requests.
-    ///
-    /// Making values runs Python code, in which a signal handler may raise. So that comes first: when it fails, the
-    /// delivery is whole, for another try. Afterwards nothing runs Python code: only a signal of these last
-    /// microseconds is handled when the interpreter has the step, and may drop it.
-    pub fn make(&mut self, py: Python<'_>, shared: &Shared, more: bool) -> PyResult<Made> {
-        make_values(py, shared, &mut self.taken)?;
-        let events = self.step.events.iter().map(|event| event_to_python(py, event));
-        let events = PyTuple::new(py, events.collect::<PyResult<Vec<_>>>()?)?;
-        let step = class(py, &STEP, "Step")?.call1((self.step.seq, (), (), events, more))?;
-        let set = set_attribute(py)?;
-        let (mut resolved, mut failed) = (Vec::with_capacity(self.taken.len()), Vec::new());
-        for Taken { object, outcome, made } in self.taken.drain(..) {
+    /// The outcomes for which there is no value yet, each once.
+    pub fn unmade(&self) -> Vec<Outcome> {
+        let (mut routes, mut failures) = (HashSet::new(), HashSet::new());
+        let unmade =
+            self.taken.iter().filter(|taken| taken.made.is_none()).filter(|taken| match &taken.outcome {
+                Outcome::Routed(route) => routes.insert(route.id),
+                Outcome::Failed(failure) => failures.insert(Arc::as_ptr(failure)),
+            });
+        unmade.map(|taken| taken.outcome.clone()).collect()
+    }
+}
+
+impl Values {
+    /// Whatever a step needs that takes Python code, in which a signal handler may raise and anybody may discard.
+    pub fn make(
+        py: Python<'_>,
+        shared: &Shared,
+        unmade: &[Outcome],
+        (seq, events, more): (u64, &[Event], bool),
+    ) -> PyResult<Self> {
+        let (mut routes, mut failures) = (HashMap::new(), HashMap::new());
+        for outcome in unmade {
             match outcome {
-                Outcome::Routed(_) => resolved.push((object, made)),
-                Outcome::Failed(_) => failed.push((object, made)),
+                Outcome::Routed(route) => {
+                    routes.insert(route.id, shared.make_route(py, route)?);
+                }
+                Outcome::Failed(failure) => {
+                    failures.insert(Arc::as_ptr(failure), failure_to_python(py, failure)?);
+                }
+            }
+        }
+        let events = events.iter().map(|event| event_to_python(py, event));
+        let events = PyTuple::new(py, events.collect::<PyResult<Vec<_>>>()?)?;
+        let step = class(py, &STEP, "Step")?.call1((seq, (), (), events, more))?.unbind();
+        Ok(Self { routes, failures, step, set_attribute: set_attribute(py)?.unbind() })
+    }
+
+    /// The `Step` with the requests in it.
+    ///
+    /// Nothing here runs Python code: only a signal of these last microseconds is handled when the interpreter has the
+    /// step, and may drop it.
+    pub fn fill(self, py: Python<'_>, taken: Vec<Taken>) -> PyResult<Made> {
+        let (mut resolved, mut failed) = (Vec::with_capacity(taken.len()), Vec::new());
+        for Taken { object, outcome, made } in taken {
+            let value = |values: Option<&Py<PyAny>>| made.or_else(|| values.map(|value| value.clone_ref(py)));
+            match outcome {
+                Outcome::Routed(route) => resolved.push((object, value(self.routes.get(&route.id)))),
+                Outcome::Failed(failure) => {
+                    failed.push((object, value(self.failures.get(&Arc::as_ptr(&failure)))));
+                }
             }
         }
         let (resolved, failed) = (PyTuple::new(py, resolved)?, PyTuple::new(py, failed)?);
-        set.call1((&step, intern!(py, "resolved"), &resolved))?;
-        set.call1((&step, intern!(py, "failed"), &failed))?;
+        self.set_attribute.call1(py, (&self.step, intern!(py, "resolved"), &resolved))?;
+        self.set_attribute.call1(py, (&self.step, intern!(py, "failed"), &failed))?;
         Ok(Made {
-            step: step.unbind(),
+            step: self.step,
             resolved: resolved.into_any().unbind(),
             failed: failed.into_any().unbind(),
         })
     }
-}
-
-/// Makes each `Route` and `Failure` that there is not yet, and each once.
-fn make_values(py: Python<'_>, shared: &Shared, taken: &mut [Taken]) -> PyResult<()> {
-    let mut routes: HashMap<RouteId, Py<PyAny>> = HashMap::new();
-    let mut failures: HashMap<*const Failure, Py<PyAny>> = HashMap::new();
-    for Taken { outcome, made, .. } in taken {
-        if made.is_some() {
-            continue;
-        }
-        let value = match outcome {
-            Outcome::Routed(route) => match routes.get(&route.id) {
-                Some(value) => value.clone_ref(py),
-                None => {
-                    let value = shared.make_route(py, route)?;
-                    routes.insert(route.id, value.clone_ref(py));
-                    value
-                }
-            },
-            Outcome::Failed(failure) => match failures.get(&Arc::as_ptr(failure)) {
-                Some(value) => value.clone_ref(py),
-                None => {
-                    let value = failure_to_python(py, failure)?;
-                    failures.insert(Arc::as_ptr(failure), value.clone_ref(py));
-                    value
-                }
-            },
-        };
-        *made = Some(value);
-    }
-    Ok(())
 }
 
 /// `object.__setattr__`, with which a frozen dataclass sets its own fields; unlike its `__init__` it is no Python code.

@@ -23,12 +23,7 @@ impl Machine {
         let since = |from: Tick, of: f64| format!("{:.1} s of {of} s", lived.since(from).as_secs_f64());
         let text = match &slot.stage {
             Stage::Free => return None,
-            Stage::Decided(Outcome::Routed(route)) => {
-                format!("routed to dp rank {} at {}; the next poll gives it", route.dp_rank, route.addr)
-            }
-            Stage::Decided(Outcome::Failed(failure)) => {
-                format!("failed ({}): {}; the next poll gives it", failure.kind.as_str(), failure.reason)
-            }
+            Stage::Decided(outcome) => return Some(outcome.explain()),
             Stage::NeedInfo => {
                 let peer = self.peers.at(slot.peer);
                 let waited = since(slot.added, self.options.request_timeout_s);
@@ -122,6 +117,22 @@ impl Machine {
     fn next_attempt(&self, peer: &Peer) -> String {
         let (next, most) = (peer.budget.failed + 1, self.policy.max_attempts);
         format!("attempt {next} of {most}")
+    }
+}
+
+impl Outcome {
+    /// What became of a request to which a poll has not given this yet.
+    #[must_use]
+    pub fn explain(&self) -> String {
+        let text = match self {
+            Self::Routed(route) => {
+                format!("routed to dp rank {} at {}; the next poll gives it", route.dp_rank, route.addr)
+            }
+            Self::Failed(failure) => {
+                format!("failed ({}): {}; the next poll gives it", failure.kind.as_str(), failure.reason)
+            }
+        };
+        Printable(text).to_string()
     }
 }
 
