@@ -205,6 +205,36 @@ def test_names_that_are_taken_end_the_metrics_and_nothing_else(registry, caplog)
         until(lambda: resolver.driver().counters()["http"]["topology"] > 1)
         assert resolver.health()
     assert sum(record.event == "metrics_failed" for record in caplog.records) == 1
+    assert [metric.name for metric in registry.collect()] == ["disagg_evictions"], "no metric that stands still"
+
+
+class Odd(BaseException):
+    """What no `except Exception` catches, and what cannot be shown."""
+
+    def __repr__(self):
+        raise self
+
+
+class Misleading(Exception):
+    """What would forge a line of a log."""
+
+    def __repr__(self):
+        return "a\nforged"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(Odd, "no more metrics: Odd"), (Misleading, "no more metrics: a\\x0aforged")]
+)
+def test_registry_that_raises_whatever_it_likes_ends_the_metrics_and_nothing_else(error, text, caplog):
+    class Broken(CollectorRegistry):
+        def register(self, collector):
+            raise error
+
+    with refusing_address() as nobody, disagg.Resolver(DECODE, metrics=True, metrics_registry=Broken()) as resolver:
+        resolver.add(Request("a"), nobody, 1)
+        until(lambda: any(record.event == "metrics_failed" for record in caplog.records))
+        assert resolver.health()
+    assert [record.getMessage() for record in caplog.records if record.event == "metrics_failed"] == [text]
 
 
 @pytest.mark.parametrize(

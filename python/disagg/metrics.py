@@ -94,7 +94,7 @@ def _held(stats: Mapping[str, Any]) -> Iterator[tuple[_Series, float]]:
 class _Metrics:
     """The metric objects of one registry, shared by all resolvers that push into it.
 
-    Every series is there from the start, with 0.
+    Every series is there from the start, with 0. If one cannot be made, none is left in the registry.
     """
 
     def __init__(self, registry: CollectorRegistry, counters: Mapping[str, Any], stats: Mapping[str, Any]) -> None:
@@ -106,12 +106,17 @@ class _Metrics:
         self._gauges: list[Any] = []
         self.add: dict[_Series, Callable[[float], object]] = {}
         made: dict[str, Counter | Gauge] = {}
-        for key, (name, text, *labels) in COUNTERS.items():
-            made[key] = Counter(name, text, labels, registry=registry)
-        for key, (name, text, *labels) in GAUGES.items():
-            made[key] = Gauge(name, text, labels, registry=registry, multiprocess_mode="livesum")
-        self._age = Gauge(*OLDEST, registry=registry, multiprocess_mode="livemax")
-        wait = Histogram(*WAIT, registry=registry, buckets=counters["wait_bounds_s"])
+        try:
+            for key, (name, text, *labels) in COUNTERS.items():
+                made[key] = Counter(name, text, labels, registry=registry)
+            for key, (name, text, *labels) in GAUGES.items():
+                made[key] = Gauge(name, text, labels, registry=registry, multiprocess_mode="livesum")
+            self._age = made["oldest"] = Gauge(*OLDEST, registry=registry, multiprocess_mode="livemax")
+            wait = Histogram(*WAIT, registry=registry, buckets=counters["wait_bounds_s"])
+        except BaseException:
+            for metric in made.values():
+                registry.unregister(metric)
+            raise
         for (key, *values), _ in (*_counted(counters), *_held(stats)):
             if key in made:
                 self._add_series(made[key], key, values)

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from disagg.peer_log import PeerLog, emit
+from disagg.printable import printable
 
 if TYPE_CHECKING:
     from disagg import _core
@@ -45,9 +46,16 @@ class Report:
                 self._metrics.close()
             else:
                 self._metrics.push()
-        except Exception as error:  # noqa: BLE001  (prometheus-client's: a name that is taken, a full disk)
+        except BaseException as error:  # noqa: BLE001  (a registry's: a name that is taken, a full disk, anything)
             self._metrics = None
-            emit(logging.ERROR, f"no more metrics: {error!r:.200}", {"event": "metrics_failed"})
+            emit(logging.ERROR, f"no more metrics: {_text(error)}", {"event": "metrics_failed"})
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return printable(f"{error!r:.200}")
+    except BaseException:  # noqa: BLE001  (of its own `__repr__`)
+        return type(error).__name__
 
 
 PUSH_S = 1.0
