@@ -462,10 +462,11 @@ class Resolver:
     def stats(self) -> dict[str, Any]:
         """Return what is held, which is zero again when all is done, and what was done.
 
-        `pending` requests by stage, `oldest_s` (seconds that the first request of each stage has been in it),
-        `peers` by state, `rooms`, `tombstones` (rooms told failed before their request came), `in_flight` HTTP
-        requests, `remembered_ends` (of `state_of`). Then the counters: `http` requests by kind, `attempts` at
-        topologies and how many of them failed (`attempts_failed`), dp-rank `queries`, `evictions` of addresses.
+        `pending` requests by stage, `oldest_s` (seconds that the first request of each stage has been in it; of
+        `need_info`, since it was added), `peers` by state, `rooms`, `tombstones` (rooms told failed before their
+        request came), `in_flight` HTTP requests, `remembered_ends` (of `state_of`). Then the counters: `http` requests
+        by kind, `attempts` at topologies and how many of them failed (`attempts_failed`), dp-rank `queries`,
+        `evictions` of addresses.
         """
     def driver(self) -> Driver:
         """Return what the network side drives; it does not keep the resolver alive."""

@@ -29,7 +29,7 @@ class Explanations(PeerRules):
         raise KeyError("request is not known")
 
     def oldest(self) -> dict[str, float]:
-        """Seconds that the first request of each stage has been in it."""
+        """Seconds that the first request of each stage has been in it; of `need_info`, since it was added."""
         lived = self.clock.read(self.now)
         ages = {"need_info": 0, "need_dp_rank": 0, "need_endpoints": 0}
         for request in self.requests:

@@ -21,7 +21,8 @@ pub struct Stats {
     /// Requests whose end waits for a poll.
     pub decided: usize,
     /// How long the first request of `need_info`, `need_dp_rank` and `need_endpoints` has been in that stage, on the
-    /// scheduler's clock; zero when there is none.
+    /// scheduler's clock; zero when there is none. For `need_info`, to which a restart leads back and which has no deadline
+    /// of its own, since the request was added.
     pub oldest: [Duration; 3],
     /// Addresses: unknown, fetching, waiting, ready, marked.
     pub peers: [usize; 5],
