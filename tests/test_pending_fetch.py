@@ -290,3 +290,16 @@ def test_rooms_of_a_batch_are_distinct():
     answer_all(pair, topology(dp=4))
     pair.poll()
     assert [pair.ends[request].dp_rank for request in batch] == [0, 1, 2, 3]
+
+
+def test_engine_that_does_not_fit_is_quoted_at_moderate_length():
+    """Its answer is kept as the reason for `cooldown_s`, for each of up to 4,096 addresses, and is in a log line."""
+    pair = make()
+    request = add(pair, "a")
+    pair.answer(pair.only("topology"), body=topology(page_size=7, kv_cache_dtype="x" * 60_000))
+    pair.poll()
+    failure = pair.ends[request]
+    assert failure.kind == "incompatible"
+    assert failure.reason.startswith(f"{A}: page_size 64 here, 7 at the prefill")
+    assert len(failure.reason) == len(f"{A}: ") + 2048
+    assert [len(change["text"]) for change in pair.core.take_changes(9)] == [2048]

@@ -134,7 +134,7 @@ class PeerRules(StageRules):
             mapping = map_ranks(self.decode, info)
         except IncompatiblePeer as error:
             peer.attempt += 1
-            self._refuse(peer, self._failure("incompatible", peer.addr, str(error), peer.attempt))
+            self._refuse(peer, self._failure("incompatible", peer.addr, str(error)[:MAX_INCOMPATIBLE], peer.attempt))
             return
         peer.epoch += 1
         if peer.lost:
@@ -247,3 +247,6 @@ class PeerRules(StageRules):
         group.route = Route(peer.addr, group.dp_rank, peer.mapping, endpoints, peer.info, peer.epoch)
         for request in self._waiters(peer, group):
             self._end(request, group.route)
+
+
+MAX_INCOMPATIBLE = 2048  # characters

@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::format;
-use alloc::string::ToString;
+use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -78,7 +78,9 @@ impl Machine {
         let mapping = match map_ranks(&self.decode, &info) {
             Ok(mapping) => mapping,
             Err(incompatible) => {
-                return self.refuse(at, FailureKind::Incompatible, &incompatible.to_string());
+                // It quotes the peer, and is kept for each address that is refused.
+                let text: String = incompatible.to_string().chars().take(MAX_INCOMPATIBLE).collect();
+                return self.refuse(at, FailureKind::Incompatible, &text);
             }
         };
         let peer = self.peers.at_mut(at);
@@ -231,3 +233,6 @@ impl Machine {
         self.push_event(event);
     }
 }
+
+/// Characters; all reasons with values as engines have them are a third of that.
+const MAX_INCOMPATIBLE: usize = 2048;
