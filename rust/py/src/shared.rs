@@ -166,7 +166,9 @@ impl State {
 
     /// Whether the end of a request was not given yet.
     pub fn is_pending(&self, object: &Py<PyAny>) -> bool {
-        self.held.find(object).is_some() || self.undelivered(object).is_some()
+        // Looked at first, as `add` is here each time.
+        let may_be_undelivered = !self.undelivered.is_empty();
+        self.held.find(object).is_some() || (may_be_undelivered && self.undelivered(object).is_some())
     }
 
     /// How a request in a step that was not given yet ended.
