@@ -19,7 +19,7 @@ class Fact(NamedTuple):
     ticket: int
     status: int | None
     body: bytes
-    instance: str | None
+    headers: tuple | None
     what: str | None
     message: str
     at: float
@@ -44,16 +44,16 @@ class FakeMachine:
 
     # -- the test's side
 
-    def ask(self, addr, path="/route", *, kind="topology", method="GET", body=None, max_body=65536):
+    def ask(self, addr, path="/route", *, kind="topology", method="GET", body=None, max_body=65536, wait_ms=0):
         with self._changed:
             self._tickets += 1
-            self.commands.append((self._tickets, kind, addr, method, path, body, max_body))
+            self.commands.append((self._tickets, kind, addr, method, path, body, max_body, wait_ms))
             os.eventfd_write(self._bell, 1)
             return self._tickets
 
     def cancel(self, ticket):
         with self._changed:
-            self.commands.append((ticket, "cancel", "", "", "", None, 0))
+            self.commands.append((ticket, "cancel", "", "", "", None, 0, 0))
             os.eventfd_write(self._bell, 1)
 
     def ring(self):
@@ -84,8 +84,8 @@ class FakeMachine:
                     os.eventfd_read(self._bell)
             return taken
 
-    def on_response(self, ticket, status, body, instance, /):
-        self._record(Fact(ticket, status, body, instance, None, "", time.monotonic()))
+    def on_response(self, ticket, status, body, headers, /):
+        self._record(Fact(ticket, status, body, headers, None, "", time.monotonic()))
 
     def on_error(self, ticket, what, message, /):
         self._record(Fact(ticket, None, b"", None, what, message, time.monotonic()))

@@ -192,7 +192,7 @@ class Hammer:
                 self.answer(chance, under_way.pop(chance.randrange(len(under_way))))
 
     def answer(self, chance, command):
-        ticket, kind, addr, _, _, body, _ = command
+        ticket, kind, addr, _, _, body, *_ = command
         if chance.random() < 0.02:
             self.driver.on_error(ticket, chance.choice(ERRORS), "by chance")
         elif chance.random() < 0.05:
@@ -207,7 +207,7 @@ class Hammer:
         else:
             said = TOPOLOGIES[min(ADDRESSES.index(addr), 2)]
             changed = chance.random() < 0.05
-            self.driver.on_response(ticket, 200, said[-1 if changed else 0], "other life" if changed else None)
+            self.driver.on_response(ticket, 200, said[-1 if changed else 0], ("other life", None, None) if changed else None)
         if chance.random() < 0.1:  # late and unknown facts
             self.driver.on_response(chance.choice([ticket, ticket - 1, 2**40]), 200, topology())
 

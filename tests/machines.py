@@ -40,6 +40,22 @@ def endpoint(port=5000, ip="127.0.0.1"):
     return json.dumps({"rank_ip": ip, "rank_port": port}).encode()
 
 
+def ranks_of(said, dp_rank=0, port=5000):
+    """All ranks of one dp rank of a topology, as `GET /routes` lists them; each with a port of its own."""
+    info = json.loads(said)
+    sizes = [range(info[f"{axis}_size"]) for axis in ("attn_cp", "attn_tp", "pp")]
+    return [
+        {"dp": dp_rank, "cp": cp, "tp": tp, "pp": pp, "rank_ip": "127.0.0.1", "rank_port": port + number}
+        for number, (cp, tp, pp) in enumerate(itertools.product(*sizes))
+    ]
+
+
+def table(said, ranks, instance=None, epoch=None):
+    """The answer to `GET /routes`."""
+    named = {"instance_id": instance, "epoch": epoch, "topology": json.loads(said), "ranks": ranks}
+    return json.dumps(named).encode()
+
+
 class Core:
     """Both sides of the core in virtual time as one object, as the reference is."""
 
@@ -65,6 +81,10 @@ class Flight:
     @property
     def rooms(self):
         return json.loads(self.body)["bootstrap_rooms"]
+
+    @property
+    def asks_for_topology(self):
+        return "=-1" in self.path
 
 
 @dataclass
@@ -147,11 +167,12 @@ class Pair:
         self.both("on_timer")
         return self.poll() if poll else None
 
-    def answer(self, flight, status=200, body=b"", instance=None):
+    def answer(self, flight, status=200, body=b"", instance=None, epoch=None, features=None):
         self.flights.remove(flight)
         self.taken.append(flight)
-        self.core.on_response(flight.core, status, body, instance)
-        self.reference.on_response(flight.reference, status, body, instance)
+        headers = (instance, epoch, features)
+        self.core.on_response(flight.core, status, body, headers)
+        self.reference.on_response(flight.reference, status, body, headers)
         self.compare_commands()
 
     def fail(self, flight, what="refused", message="connection refused"):
@@ -167,6 +188,12 @@ class Pair:
         self.reference.on_response(flight.reference, 200, body, None)
         self.compare_commands()
 
+    def known_endpoint(self, flight):
+        """Port and IP that a look-up which checks a cached endpoint expects."""
+        peer, checked = self.reference.flights[flight.reference]
+        ip, port = peer.groups[checked.dp_rank].found[checked.contact]
+        return port, ip
+
     def only(self, kind):
         """Return the one flight of that kind."""
         found = [flight for flight in self.flights if flight.kind == kind]
@@ -177,11 +204,11 @@ class Pair:
         core = [tuple(command) for command in self.core.take_commands(2**20)]
         reference = list(self.reference.take_commands(2**20))
         keys = [
-            sorted(((*command[1:6], command[6]) for command in commands if command[1] != "cancel"), key=repr)
+            sorted((command[1:] for command in commands if command[1] != "cancel"), key=repr)
             for commands in (core, reference)
         ]
         assert keys[0] == keys[1], keys
-        for ticket, kind, addr, _, path, body, _ in core:
+        for ticket, kind, addr, _, path, body, *_ in core:
             if kind != "cancel":
                 other = next(c for c in reference if c[1:3] == (kind, addr) and c[4:6] == (path, body))
                 reference.remove(other)

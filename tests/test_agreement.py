@@ -54,7 +54,7 @@ class Rank:
             self.give(request, ROUTED if isinstance(end, disagg.Route) else FAILED)
 
     def send(self, now):
-        for ticket, kind, addr, _, _, body, _ in self.core.take_commands(2**20):
+        for ticket, kind, addr, _, _, body, *_ in self.core.take_commands(2**20):
             if kind == "cancel":
                 self.mail = [mail for mail in self.mail if mail[1] != ticket]
             else:

@@ -181,7 +181,7 @@ def test_ten_thousand_discards_in_random_states_leave_nothing():
         held.append(Request(room))
         if core.add(held[-1], f"10.0.0.{room % 5}:8998", room, chance.choice([None, 0, 1, 9])) is not None:
             held.pop()
-        for ticket, kind, *_, body, _ in core.take_commands(chance.randrange(3)):
+        for ticket, kind, *_, body, _, _ in core.take_commands(chance.randrange(3)):
             answer = {"topology": topology(dp=2, follow=False), "endpoint": endpoint(), "heartbeat": topology(dp=2)}
             answer["dp_ranks"] = b"{}" if body is None else json.dumps(dict.fromkeys(rooms_of(body), 1)).encode()
             if kind != "cancel":

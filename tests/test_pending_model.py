@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import disagg
-from machines import Pair, Request, endpoint, topology
+from machines import Pair, Request, endpoint, ranks_of, table, topology
 
 LISTS = [None, None, ["10.0.0.1", "*.svc", "PREFILL-3"], ["10.0.0.0/31"], ["prefill-3", "::ffff:10.0.0.2"], ["::/0"]]
 ADDRESSES = ["10.0.0.1:8998", "10.0.0.2:8998", "prefill-3:9000"]
@@ -41,7 +41,9 @@ TOPOLOGIES = [
 BAD_BODIES = [b"", b"{}", b"[]", b"not json", b"null", topology(tp=0), topology(tp="8.0"), topology(dp=None)]
 STATUSES = [200, 204, 302, 400, 401, 404, 405, 408, 413, 418, 429, 500, 502, 503]
 ERRORS = ["refused", "timeout", "reset", "cut", "oversized", "dns", "encoding", "other", "forbidden", "never heard of"]
-INSTANCES = st.sampled_from([None, None, None, "a", "a", "b"])
+INSTANCES = st.sampled_from([None, None, None, None, "a", "a", "b", "x" * 257])
+EPOCHS = st.sampled_from([None, None, None, None, None, "1", "1", "2"])
+FEATURES = [None, None, "table", "wait-query", "batch-register, wait-query, table", "tables,wait-querying", "x" * 257]
 
 
 class PendingMachine(RuleBasedStateMachine):
@@ -59,6 +61,7 @@ class PendingMachine(RuleBasedStateMachine):
         hosts=st.tuples(st.sampled_from(LISTS), st.sampled_from([None, None, ["127.0.0.0/8"]])),
         lookups=st.sampled_from([1, 2, 8]),
         current=st.tuples(*[st.sampled_from(TOPOLOGIES[:5]) for _ in ADDRESSES]),
+        features=st.tuples(*[st.sampled_from(FEATURES) for _ in ADDRESSES]),
     )
     def make(
         self,
@@ -72,8 +75,11 @@ class PendingMachine(RuleBasedStateMachine):
         hosts,
         lookups,
         current,
+        features,
         **switches,
     ):
+        self.features = dict(zip(ADDRESSES, features, strict=True))
+        self.said = {}
         self.current = dict(zip(ADDRESSES, current, strict=True))
         policy = {"max_attempts": attempts}
         if not per_cycle:
@@ -135,10 +141,10 @@ class PendingMachine(RuleBasedStateMachine):
         self.pair.advance(seconds)
 
     @precondition(lambda self: self.pair.flights)
-    @rule(data=st.data(), instance=INSTANCES)
-    def answer_well(self, data, instance):
+    @rule(data=st.data(), instance=INSTANCES, epoch=EPOCHS)
+    def answer_well(self, data, instance, epoch):
         flight = data.draw(st.sampled_from(self.pair.flights))
-        self.pair.answer(flight, 200, self.good_body(data, flight), instance)
+        self.answer(flight, 200, self.good_body(data, flight), instance, epoch)
 
     @rule(data=st.data(), rounds=st.integers(1, 4), only=st.sampled_from(["all", "topology", "dp_ranks"]))
     def answer_everything_well(self, data, rounds, only):
@@ -146,9 +152,9 @@ class PendingMachine(RuleBasedStateMachine):
         for _ in range(rounds):
             for flight in list(self.pair.flights):
                 if flight in self.pair.flights and only in ("all", flight.kind):
-                    reads = flight.kind in ("topology", "heartbeat")
+                    reads = flight.asks_for_topology
                     body = self.current.get(flight.addr, TOPOLOGIES[0]) if reads else self.good_body(data, flight)
-                    self.pair.answer(flight, 200, body)
+                    self.answer(flight, 200, body)
             self.pair.advance(0.02)
 
     @precondition(lambda self: any(flight.kind == "endpoint" for flight in self.pair.flights))
@@ -163,10 +169,19 @@ class PendingMachine(RuleBasedStateMachine):
     def peer_changes(self, addr, body):
         self.current[addr] = body
 
+    def answer(self, flight, status, body, instance=None, epoch=None):
+        if flight.asks_for_topology:
+            self.said[flight.addr] = body
+        self.pair.answer(flight, status, body, instance, epoch, self.features.get(flight.addr))
+
     def good_body(self, data, flight):
-        if flight.kind in ("topology", "heartbeat"):
+        if flight.asks_for_topology:
             return data.draw(st.sampled_from(TOPOLOGIES))
-        if flight.kind == "endpoint":
+        if flight.path.startswith("/routes"):
+            return self.table(data, flight)
+        if flight.kind == "heartbeat" and data.draw(st.integers(0, 3)):
+            return endpoint(*self.pair.known_endpoint(flight))
+        if flight.kind in ("endpoint", "heartbeat"):
             ip = data.draw(st.sampled_from(["127.0.0.1", "127.0.0.1", "127.0.0.1", "::1", "rank-0"]))
             return endpoint(data.draw(st.integers(1, 65535)), ip)
         known = data.draw(st.lists(st.sampled_from(flight.rooms), unique=True)) if flight.rooms else []
@@ -175,10 +190,19 @@ class PendingMachine(RuleBasedStateMachine):
         answer |= data.draw(st.sampled_from([{}, {"77777": 0}, {"nonsense": 1}]))
         return json.dumps(answer).encode()
 
+    def table(self, data, flight):
+        """All endpoints of a dp rank with the topology that was said last; now and then one is left out, or it has changed."""
+        said = self.said[flight.addr] if data.draw(st.integers(0, 5)) else data.draw(st.sampled_from(TOPOLOGIES))
+        ranks = ranks_of(said, int(flight.path.partition("=")[2]), port=data.draw(st.integers(1, 60_000)))
+        left_out = data.draw(st.integers(-20, len(ranks)))
+        if 0 <= left_out < len(ranks):
+            del ranks[left_out]
+        return table(said, ranks, data.draw(INSTANCES), data.draw(EPOCHS))
+
     @precondition(lambda self: self.pair.flights)
     @rule(data=st.data(), status=st.sampled_from(STATUSES), body=st.sampled_from(BAD_BODIES), instance=INSTANCES)
     def answer_badly(self, data, status, body, instance):
-        self.pair.answer(data.draw(st.sampled_from(self.pair.flights)), status, body, instance)
+        self.answer(data.draw(st.sampled_from(self.pair.flights)), status, body, instance)
 
     @precondition(lambda self: self.pair.flights)
     @rule(data=st.data(), what=st.sampled_from(ERRORS), message=st.sampled_from(["", "it broke"]))
@@ -195,9 +219,13 @@ class PendingMachine(RuleBasedStateMachine):
         core, reference = self.pair.both("fail_room", room, "input too long", status)
         assert core is reference
 
-    @rule(addr=st.sampled_from(SPELLINGS), name=st.sampled_from(["peer_lost", "peer_restarted"]))
-    def told(self, addr, name):
-        core, reference = self.pair.both(name, addr)
+    @rule(
+        addr=st.sampled_from(SPELLINGS),
+        name=st.sampled_from(["peer_lost", "peer_restarted"]),
+        epoch=st.sampled_from([None, None, 0, 1, 2]),
+    )
+    def told(self, addr, name, epoch):
+        core, reference = self.pair.both(name, addr, epoch)
         assert core is reference
 
     @rule(name=st.sampled_from(["pause", "resume"]))

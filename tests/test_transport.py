@@ -17,17 +17,17 @@ from hostile import (
     silent,
 )
 
-INSTANCE = "X-SGLang-Disaggregation-Instance-ID: life-1"
+SAYS = ("X-SGLang-Disaggregation-Instance-ID: life-1", "X-Disagg-Epoch: 7", "X-Disagg-Features: table")
 
 
 # -- what a request looks like, and its answer
 
 
-def test_an_answer_comes_back_with_status_body_and_instance(host):
-    peer = host.peer(answers(response("200 OK", TOPOLOGY, INSTANCE)))
+def test_an_answer_comes_back_with_status_body_and_what_its_headers_say_of_the_peer(host):
+    peer = host.peer(answers(response("200 OK", TOPOLOGY, *SAYS)))
     with running() as (machine, _):
         fact = machine.fetch(peer.addr, "/route?prefill_dp_rank=-1&x=%2F+a")
-    assert (fact.status, fact.body, fact.instance) == (200, TOPOLOGY, "life-1")
+    assert (fact.status, fact.body, fact.headers) == (200, TOPOLOGY, ("life-1", "7", "table"))
     head = peer.heads[0].decode().lower()
     assert head.startswith("get /route?prefill_dp_rank=-1&x=%2f+a http/1.1\r\n")
     assert "\r\naccept-encoding: identity\r\n" in head
@@ -43,7 +43,7 @@ def test_a_post_sends_its_body_as_json(host):
         fact = machine.fetch(
             peer.addr, "/query_dp_ranks", kind="dp_ranks", method="POST", body=b'{"bootstrap_rooms":[7]}'
         )
-    assert (fact.status, fact.body, fact.instance) == (200, b'{"7": 1}', None)
+    assert (fact.status, fact.body, fact.headers) == (200, b'{"7": 1}', (None, None, None))
     assert peer.bodies == [b'{"bootstrap_rooms":[7]}']
     assert b"content-type: application/json" in peer.heads[0].lower()
 

@@ -427,10 +427,18 @@ class Resolver:
 
         Returns whether one was pending. `http_status` is from 400 to 599.
         """
-    def peer_lost(self, addr: str) -> bool:
-        """Say that the peer is gone: its pending requests fail. Returns False when it is not known."""
-    def peer_restarted(self, addr: str) -> bool:
-        """Say that the peer was replaced: what is cached of it goes. Returns False when it is not known."""
+    def peer_lost(self, addr: str, epoch: int | None = None) -> bool:
+        """Say that the peer is gone: its pending requests fail.
+
+        With the `epoch` of a route it holds of that life of the peer only: a transfer that failed says nothing about an
+        engine that has taken its place since. Returns False when nothing was done: the address is not known, or the
+        epoch is over.
+        """
+    def peer_restarted(self, addr: str, epoch: int | None = None) -> bool:
+        """Say that the peer was replaced, or that its endpoints are stale: what is cached of it goes.
+
+        `epoch` and what is returned as for `peer_lost`.
+        """
     def pause(self) -> None:
         """Stop the deadlines of requests until `resume`, as a poll that stays away for over 1 s does too."""
     def resume(self) -> None:
@@ -481,10 +489,19 @@ class Driver:
 
     def bell_fileno(self) -> int:
         """Return the descriptor that is readable when the network loop has something to do."""
-    def take_commands(self, limit: int) -> list[tuple[int, str, str, str, str, bytes | None, int]]:
-        """Return at most `limit` commands: (ticket, kind, addr, method, path, body, max_body)."""
-    def on_response(self, ticket: int, status: int, body: bytes, instance: str | None = None) -> None:
-        """Take in an HTTP answer, its whole body and the instance header."""
+    def take_commands(self, limit: int) -> list[tuple[int, str, str, str, str, bytes | None, int, int]]:
+        """Return at most `limit` commands: (ticket, kind, addr, method, path, body, max_body, wait_ms).
+
+        `wait_ms` is how long the peer was asked to wait before it answers, on top of the total timeout.
+        """
+    def on_response(
+        self,
+        ticket: int,
+        status: int,
+        body: bytes,
+        headers: tuple[str | None, str | None, str | None] | None = None,
+    ) -> None:
+        """Take in an HTTP answer: its whole body, and the headers that concern the peer: instance, epoch, features."""
     def on_error(self, ticket: int, what: str, message: str) -> None:
         """Take in that an HTTP request got no whole answer."""
     def on_timer(self) -> None:

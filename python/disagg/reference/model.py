@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from disagg.values import Endpoint, Failure, Route
 
@@ -15,12 +15,15 @@ __all__ = [
     "MS",
     "SECOND",
     "Group",
+    "Headers",
+    "Identity",
     "InFlight",
     "Options",
     "Peer",
     "Policy",
     "Request",
     "SchedulerClock",
+    "within_limits",
 ]
 
 MS = 1_000_000
@@ -111,6 +114,37 @@ class SchedulerClock:
             self.paused_at = None
 
 
+class Headers(NamedTuple):
+    """The headers of an answer that concern the peer."""
+
+    instance: str | None = None
+    epoch: str | None = None
+    features: str | None = None
+
+
+def within_limits(value: str | None) -> str | None:
+    """A header or field of a peer, if it is not too long to be kept."""
+    return value if value is not None and len(value.encode()) <= 256 else None
+
+
+class Identity(NamedTuple):
+    """Which life of a peer, and which of its snapshots, as far as it says."""
+
+    instance: str | None = None
+    epoch: str | None = None
+
+    def differs_from(self, other: Identity) -> bool:
+        """Whether `other` is said of another life or snapshot; what is not said does not differ."""
+        return any(a is not None and b is not None and a != b for a, b in zip(self, other, strict=True))
+
+    def learn(self, other: Identity) -> Identity:
+        """What is known with what `other` says beyond it."""
+        return Identity(
+            other.instance if self.instance is None else self.instance,
+            other.epoch if self.epoch is None else self.epoch,
+        )
+
+
 @dataclass(eq=False)
 class Request:
     """One pending request; ended when `end` is set, gone when a step delivered it."""
@@ -137,8 +171,9 @@ class InFlight:
     ticket: int
     kind: str
     started: int
-    purpose: str  # "attempt", "probe", "read", "query", "lookup"
+    purpose: str  # "attempt", "probe", "read", "check", "query", "lookup", "table"
     rooms: list[Request] = field(default_factory=list)
+    wait_ms: int = 0
     dp_rank: int = 0
     contact: int = 0
 
@@ -153,6 +188,7 @@ class Group:
 
     dp_rank: int
     found: dict[int, tuple[str, int]] = field(default_factory=dict)
+    wants_table: bool = False
     wanted: list[int] = field(default_factory=list)
     flying: int = 0
     state: str = "looking"
@@ -187,14 +223,18 @@ class Peer:
     fetch: InFlight | None = None
     info: Any = None
     mapping: Any = None
-    instance: str | None = None
+    identity: Identity = field(default_factory=Identity)
+    features: frozenset[str] = frozenset()
     epoch: int = 0
     restart_not_before: int = 0
     lost: bool = False
     query: InFlight | None = None
+    waiting_query: InFlight | None = None
     query_not_before: int = 0
     query_error: str = ""
     read: InFlight | None = None
+    check: InFlight | None = None
+    checks: int = 0
     read_not_before: int = 0
     next_heartbeat: int = 0
     beats_missed: int = 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from disagg.errors import IncompatiblePeer
+from disagg.errors import IncompatiblePeer, ProtocolError
 from disagg.reference.answers import NEXT_FORM, Good, Permanent, Transient
 from disagg.reference.jitter import unit_interval
 from disagg.reference.mapping import map_ranks
-from disagg.reference.model import SECOND, Group, InFlight, Peer
+from disagg.reference.model import SECOND, Group, Headers, Identity, InFlight, Peer, within_limits
 from disagg.reference.stages import SENTINEL, StageRules
+from disagg.reference.wire import parse_endpoint, parse_table
 from disagg.values import Endpoint, Event, Failure, Route
 
 __all__ = ["PeerRules"]
@@ -23,6 +25,10 @@ class PeerRules(StageRules):
             peer.fetch = None
         elif flight.purpose == "read":
             peer.read = None
+        elif flight.purpose == "check":
+            peer.check = None
+        elif flight.purpose == "query" and flight.wait_ms:
+            peer.waiting_query = None
         elif flight.purpose == "query":
             peer.query = None
         else:
@@ -39,14 +45,14 @@ class PeerRules(StageRules):
 
     # The topology: attempts, probes and reads.
 
-    def _on_topology(self, peer: Peer, flight: InFlight, answer: Any, instance: str | None) -> None:
+    def _on_topology(self, peer: Peer, flight: InFlight, answer: Any, headers: Headers) -> None:
         if flight.purpose == "read":
             if isinstance(answer, Good):
-                self._read_succeeded(peer, flight, answer.info, instance)
+                self._read_succeeded(peer, flight, answer.info, headers)
             else:
                 self._read_failed(peer, flight, self._text(answer))
         elif isinstance(answer, Good):
-            self._become_ready(peer, answer.info, instance)
+            self._become_ready(peer, answer.info, headers)
         elif answer == NEXT_FORM:
             peer.dialect = 2
             self._fetch(peer, flight.purpose, started=flight.started)
@@ -129,7 +135,7 @@ class PeerRules(StageRules):
         peer.attempt += 1
         self._refuse(peer, self._failure("not_allowed", peer.addr, text, peer.attempt))
 
-    def _become_ready(self, peer: Peer, info: Any, instance: str | None) -> None:
+    def _become_ready(self, peer: Peer, info: Any, headers: Headers) -> None:
         try:
             mapping = map_ranks(self.decode, info)
         except IncompatiblePeer as error:
@@ -137,9 +143,11 @@ class PeerRules(StageRules):
             self._refuse(peer, self._failure("incompatible", peer.addr, str(error)[:MAX_INCOMPATIBLE], peer.attempt))
             return
         peer.epoch += 1
+        identity = self._identity(headers, info)
         if peer.lost:
-            self.events.append(Event("peer_back", peer.addr, peer.epoch, peer.instance, instance))
-        peer.state, peer.info, peer.mapping, peer.instance, peer.lost = "ready", info, mapping, instance, False
+            self.events.append(Event("peer_back", peer.addr, peer.epoch, peer.identity.instance, identity.instance))
+        peer.state, peer.info, peer.mapping, peer.identity, peer.lost = "ready", info, mapping, identity, False
+        peer.features = frozenset(word.strip() for word in (headers.features or "").split(","))
         peer.mark, peer.attempt, peer.spent_at, peer.deferred = None, 0, None, False
         peer.waits_for_poll = False
         phase = 0.5 + 0.5 * unit_interval(self.seed, peer.addr, 0)
@@ -149,9 +157,12 @@ class PeerRules(StageRules):
 
     def _reset(self, peer: Peer) -> None:
         """Drop all that belongs to the epoch, and whatever is in flight."""
-        for flight in (peer.fetch, peer.read, peer.query, *peer.lookups.values()):
+        for flight in (
+            peer.fetch, peer.read, peer.check, peer.query, peer.waiting_query, *peer.lookups.values(),
+        ):  # fmt: skip
             self._cancel(flight)
-        peer.fetch = peer.read = peer.query = None
+        peer.fetch = peer.read = peer.check = peer.query = peer.waiting_query = None
+        peer.checks = 0
         peer.lookups, peer.groups, peer.info, peer.mapping = {}, {}, None, None
         peer.dialect, peer.beats_missed, peer.waits_for_poll, peer.deferred = 3, 0, False, False
         peer.query_error, peer.query_not_before, peer.read_not_before = "", 0, 0
@@ -159,19 +170,27 @@ class PeerRules(StageRules):
         for request in self._pending(peer):
             request.stage, request.dp_rank, request.asked = "need_info", None, 0
 
-    def _start_over(self, peer: Peer, instance: str | None) -> None:
+    @staticmethod
+    def _identity(headers: Headers, info: Any = None) -> Identity:
+        """What an answer says; a peer may name its instance in the topology, where no header does."""
+        field = None if info is None else info.extras.get("instance_id")
+        if headers.instance is None and isinstance(field, str):
+            return Identity(within_limits(field), headers.epoch)
+        return Identity(headers.instance, headers.epoch)
+
+    def _start_over(self, peer: Peer, identity: Identity) -> None:
         """The peer is another one now; what it is has to be asked."""
-        self._tell("peer_restarted", peer, instance)
+        self._tell("peer_restarted", peer, identity.instance)
         self._reset(peer)
-        peer.state, peer.mark, peer.attempt, peer.lost, peer.instance = "unknown", None, 0, False, instance
+        peer.state, peer.mark, peer.attempt, peer.lost, peer.identity = "unknown", None, 0, False, identity
 
     def _ask_again(self, peer: Peer) -> None:
         if self._pending(peer):
             self._fetch(peer, "attempt")
 
-    def _restart(self, peer: Peer, instance: str | None) -> None:
+    def _restart(self, peer: Peer, identity: Identity) -> None:
         """A peer said that it is another one: start over, at once the first time."""
-        self._start_over(peer, instance)
+        self._start_over(peer, identity)
         if not self._rests_after_restart(peer):
             self._ask_again(peer)
 
@@ -202,17 +221,21 @@ class PeerRules(StageRules):
 
     # Reads of a ready peer's topology: heartbeats and confirmations.
 
-    def _read_succeeded(self, peer: Peer, flight: InFlight, info: Any, instance: str | None) -> None:
-        other = instance is not None and peer.instance is not None and instance != peer.instance
-        if other or info != peer.info:
-            self._tell("peer_restarted", peer, instance)
-            dialect = peer.dialect
-            self._reset(peer)
-            if not self._rests_after_restart(peer):
-                peer.dialect = dialect
-                self._become_ready(peer, info, instance)
+    def _replace(self, peer: Peer, info: Any, headers: Headers) -> None:
+        """The peer is another one now, and this is what it is."""
+        self._tell("peer_restarted", peer, self._identity(headers, info).instance)
+        dialect = peer.dialect
+        self._reset(peer)
+        if not self._rests_after_restart(peer):
+            peer.dialect = dialect
+            self._become_ready(peer, info, headers)
+
+    def _read_succeeded(self, peer: Peer, flight: InFlight, info: Any, headers: Headers) -> None:
+        identity = self._identity(headers, info)
+        if info != peer.info or peer.identity.differs_from(identity):
+            self._replace(peer, info, headers)
             return
-        peer.instance = peer.instance or instance
+        peer.identity = peer.identity.learn(identity)
         peer.beats_missed, peer.read_not_before = 0, 0
         peer.next_heartbeat = flight.started + self._ns(self.options.heartbeat_interval_s)
         for group in list(peer.groups.values()):
@@ -221,6 +244,79 @@ class PeerRules(StageRules):
                     group.state = "looking"
                 else:
                     self._finish(peer, group)
+        if flight.kind == "heartbeat" and peer.identity == Identity():
+            self._check_an_endpoint(peer)
+
+    def _check_an_endpoint(self, peer: Peer) -> None:
+        """Look up one cached endpoint again: all that shows a restart where neither instance nor epoch does."""
+        ready = sorted(group.dp_rank for group in peer.groups.values() if group.state == "ready")
+        if not ready or peer.check is not None:
+            return
+        contacts = list(peer.mapping.contacts())
+        dp_rank, number = ready[peer.checks % len(ready)], peer.checks // len(ready) % len(contacts)
+        peer.checks += 1
+        flight = InFlight(0, "heartbeat", self.now, "check", dp_rank=dp_rank, contact=number)
+        path = self._endpoint_path(peer, peer.groups[dp_rank], contacts[number])
+        peer.check = self._send(peer, "heartbeat", path, flight)
+
+    def _on_check(self, peer: Peer, flight: InFlight, status: int, body: bytes, headers: Headers) -> None:
+        """Only a clear answer counts: the reads tell whether the peer is there."""
+        moved = status == 404
+        if status == 200:
+            with suppress(ProtocolError):
+                moved = parse_endpoint(body) != peer.groups[flight.dp_rank].found[flight.contact]
+        if moved:
+            self._restart(peer, self._identity(headers))
+
+    # All endpoints in one answer, where the peer has it.
+
+    def _on_table(self, peer: Peer, flight: InFlight, status: int, body: bytes, headers: Headers) -> None:
+        group = peer.groups[flight.dp_rank]
+        answered = f"answered {status} to the query of all endpoints"
+        if status == 429 or status >= 500:
+            self._lookup_failed(peer, flight, answered)
+            return
+        if status != 200:
+            self._give_up_table(peer, answered)
+            return
+        try:
+            table = parse_table(body)
+        except ProtocolError as error:
+            self._give_up_table(peer, f"protocol error: {error}")
+            return
+        fields = Identity(within_limits(table.instance), within_limits(table.epoch))
+        stated = Identity(headers.instance, headers.epoch).learn(fields)
+        headers = Headers(stated.instance, stated.epoch, headers.features)
+        if table.info != peer.info:
+            self._replace(peer, table.info, headers)
+            return
+        if peer.identity.differs_from(stated):
+            self._restart(peer, stated)
+            return
+        peer.identity = peer.identity.learn(stated)
+        contacts = [(group.dp_rank, c.cp, c.tp, c.pp) for c in peer.mapping.contacts()]
+        found = [table.ranks.get(contact) for contact in contacts]
+        for (dp, cp, tp, pp), rank in zip(contacts, found, strict=True):
+            if rank is None:
+                self._give_up_table(peer, f"rank dp{dp}/cp{cp}/tp{tp}/pp{pp} is not among all endpoints")
+                return
+            if self.rank_hosts is not None and self.rank_hosts.verdict(rank.ip) != "allowed":
+                text = f'protocol error: rank_ip "{rank.ip}" is not in allowed_rank_hosts'
+                self._give_up_table(peer, text)
+                return
+        group.found = {number: (rank.ip, rank.port) for number, rank in enumerate(found) if rank is not None}
+        self._finish(peer, group)
+
+    def _give_up_table(self, peer: Peer, text: str) -> None:
+        """Look the ranks of this peer up one by one, from now on and in this life."""
+        peer.features -= {"table"}
+        for flight in peer.lookups.values():
+            self._cancel(flight)
+        peer.lookups = {}
+        for group in peer.groups.values():
+            if group.state != "ready":
+                group.flying, group.wants_table, group.last_error = 0, False, text
+                group.wanted = list(range(len(list(peer.mapping.contacts()))))
 
     def _read_failed(self, peer: Peer, flight: InFlight, text: str) -> None:
         peer.beats_missed += 1

@@ -13,7 +13,18 @@ from disagg.reference.answers import FORBIDDEN, classify, classify_error
 from disagg.reference.explain import Explanations
 from disagg.reference.hosts import HostList
 from disagg.reference.mapping import RankMapping
-from disagg.reference.model import SECOND, InFlight, Options, Peer, Policy, Request, SchedulerClock
+from disagg.reference.model import (
+    SECOND,
+    Headers,
+    Identity,
+    InFlight,
+    Options,
+    Peer,
+    Policy,
+    Request,
+    SchedulerClock,
+    within_limits,
+)
 from disagg.reference.rules import STATUS
 from disagg.values import Event, Failure, Route, Step
 
@@ -47,7 +58,7 @@ class ReferenceResolver(Explanations):
         self.requests: list[Request] = []  # in order of arrival
         self.decided: list[Request] = []  # in order of decision
         self.events: list[Event] = []
-        self.commands: list[tuple[int, str, str, str, str, bytes | None, int]] = []
+        self.commands: list[tuple[int, str, str, str, str, bytes | None, int, int]] = []
         self.flights: dict[int, tuple[Peer, InFlight]] = {}
         self.tombstones: dict[int, tuple[str, int, int]] = {}
         self.routed_rooms: dict[int, str] = {}
@@ -204,20 +215,27 @@ class ReferenceResolver(Explanations):
             self.tombstones[room] = (reason[:MAX_REASON], http_status, self.now + TOMBSTONE_TTL)
         return False
 
-    def peer_lost(self, addr: str) -> bool:
-        """The engine saw that the peer is gone; False when the address is unknown."""
-        peer = self.peers.get(canonical_address(addr, self.options.default_port))
+    def peer_lost(self, addr: str, epoch: int | None = None) -> bool:
+        """The engine saw that the peer is gone; False when the address is unknown, or the epoch is over."""
+        peer = self._life(addr, epoch)
         if peer is not None:
             self._lose(peer, "lost: the engine said so")
         return peer is not None
 
-    def peer_restarted(self, addr: str) -> bool:
-        """The engine saw that the peer is another one now; False when the address is unknown."""
-        peer = self.peers.get(canonical_address(addr, self.options.default_port))
+    def peer_restarted(self, addr: str, epoch: int | None = None) -> bool:
+        """The engine saw that the peer is another one now; False as `peer_lost`."""
+        peer = self._life(addr, epoch)
         if peer is not None:
-            self._start_over(peer, None)
+            self._start_over(peer, Identity())
             self._ask_again(peer)
         return peer is not None
+
+    def _life(self, addr: str, epoch: int | None) -> Peer | None:
+        """The peer, unless what is said concerns an epoch that is over."""
+        peer = self.peers.get(canonical_address(addr, self.options.default_port))
+        if peer is None or epoch is None or (peer.state == "ready" and peer.epoch == epoch):
+            return peer
+        return None
 
     def pause(self) -> None:
         """Deadlines stand still until `resume`."""
@@ -239,24 +257,35 @@ class ReferenceResolver(Explanations):
 
     # The network's side.
 
-    def take_commands(self, limit: int) -> list[tuple[int, str, str, str, str, bytes | None, int]]:
+    def take_commands(self, limit: int) -> list[tuple[int, str, str, str, str, bytes | None, int, int]]:
         """Take at most `limit` commands, in order."""
         taken, self.commands = self.commands[:limit], self.commands[limit:]
         return taken
 
-    def on_response(self, ticket: int, status: int, body: bytes, instance: str | None = None) -> None:
+    def on_response(
+        self,
+        ticket: int,
+        status: int,
+        body: bytes,
+        headers: tuple[str | None, str | None, str | None] | None = None,
+    ) -> None:
         """An HTTP request was answered; a ticket that is not awaited any more is ignored."""
         peer, flight = self.flights.pop(ticket, (None, None))
         if peer is None or flight is None:
             return
         self._land(peer, flight)
+        said = Headers(*map(within_limits, headers or ()))
         if flight.purpose in ("attempt", "probe", "read"):
             answer = classify(status, body, peer.dialect, self.options.not_found_is_transient)
-            self._on_topology(peer, flight, answer, instance)
-        elif instance is not None and peer.instance is not None and instance != peer.instance:
-            self._restart(peer, instance)
+            self._on_topology(peer, flight, answer, said)
+        elif peer.identity.differs_from(self._identity(said)):
+            self._restart(peer, self._identity(said))
         elif flight.purpose == "query":
             self._on_dp_ranks(peer, flight, status, body)
+        elif flight.purpose == "table":
+            self._on_table(peer, flight, status, body, said)
+        elif flight.purpose == "check":
+            self._on_check(peer, flight, status, body, said)
         else:
             self._on_endpoint(peer, flight, status, body)
         self._pump(peer)
@@ -271,10 +300,10 @@ class ReferenceResolver(Explanations):
         if what == FORBIDDEN and flight.purpose not in ("attempt", "probe"):
             self._forbid(peer, answer.text)
         elif flight.purpose in ("attempt", "probe", "read"):
-            self._on_topology(peer, flight, answer, None)
+            self._on_topology(peer, flight, answer, Headers())
         elif flight.purpose == "query":
             self._query_failed(peer, flight, answer.text)
-        else:
+        elif flight.purpose != "check":
             self._lookup_failed(peer, flight, answer.text)
         self._pump(peer)
 

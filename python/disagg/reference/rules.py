@@ -37,7 +37,7 @@ class Rules:
     requests: list[Request]
     decided: list[Request]
     events: list[Event]
-    commands: list[tuple[int, str, str, str, str, bytes | None, int]]
+    commands: list[tuple[int, str, str, str, str, bytes | None, int, int]]
     flights: dict[int, tuple[Peer, InFlight]]
     last_ticket: int
     routed_rooms: dict[int, str]
@@ -52,9 +52,9 @@ class Rules:
     def _waiters(self, peer: Peer, group: Group) -> list[Request]:
         return [r for r in self._pending(peer) if r.stage == "need_endpoints" and r.dp_rank == group.dp_rank]
 
-    def _tell(self, kind: str, peer: Peer, instance: str | None) -> None:
+    def _tell(self, kind: str, peer: Peer, instance: str | None = None) -> None:
         rooms = tuple(sorted(room for room, addr in self.routed_rooms.items() if addr == peer.addr))
-        self.events.append(Event(kind, peer.addr, peer.epoch, peer.instance, instance, rooms))
+        self.events.append(Event(kind, peer.addr, peer.epoch, peer.identity.instance, instance, rooms))
 
     def _end(self, request: Request, end: Route | Failure) -> None:
         request.end = end
@@ -114,8 +114,13 @@ class Rules:
         flight.ticket = self.last_ticket
         self.flights[flight.ticket] = (peer, flight)
         method = "GET" if body is None else "POST"
-        cap = TOPOLOGY_CAP if body is None else 1024 + 64 * len(flight.rooms)
-        self.commands.append((flight.ticket, kind, peer.addr, method, path, body, cap))
+        if flight.purpose == "query":
+            cap = 1024 + 64 * len(flight.rooms)
+        elif flight.purpose == "table":
+            cap = 1024 + 128 * ranks_of_dp(peer.info)
+        else:
+            cap = TOPOLOGY_CAP
+        self.commands.append((flight.ticket, kind, peer.addr, method, path, body, cap, flight.wait_ms))
         return flight
 
     def _cancel(self, flight: InFlight | None) -> None:
@@ -124,4 +129,10 @@ class Rules:
                 if command[0] == flight.ticket:
                     self.commands.remove(command)
                     return
-            self.commands.append((flight.ticket, "cancel", "", "", "", None, 0))
+            self.commands.append((flight.ticket, "cancel", "", "", "", None, 0, 0))
+
+
+def ranks_of_dp(info: Any) -> int:
+    """How many ranks one dp rank has."""
+    ranks: int = info.attn_cp_size * info.attn_tp_size * info.pp_size
+    return ranks

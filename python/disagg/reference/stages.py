@@ -7,13 +7,16 @@ from typing import Any
 
 from disagg.errors import ProtocolError
 from disagg.reference.model import MS, SECOND, Group, InFlight, Peer, Request
-from disagg.reference.rules import Rules
+from disagg.reference.rules import Rules, ranks_of_dp
 from disagg.reference.wire import parse_dp_ranks, parse_endpoint
 
 __all__ = ["SENTINEL", "StageRules"]
 
 QUERY_ROOMS = 4096
 QUERY_GAP = 20 * MS
+WAIT_MS = 5000  # how long a peer that can is asked to wait until it knows a room
+MOST_WAITING_QUERIES = 256
+TABLE_RANKS = 1024  # more ranks are looked up one by one
 SENTINEL = {
     3: "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1",
     2: "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1",
@@ -49,12 +52,15 @@ class StageRules(Rules):
         group = peer.groups.get(dp_rank)
         if group is None:
             group = peer.groups[dp_rank] = Group(dp_rank)
-            group.wanted = list(range(len(list(peer.mapping.contacts()))))
+            group.wants_table = "table" in peer.features and ranks_of_dp(peer.info) <= TABLE_RANKS
+            group.wanted = [] if group.wants_table else list(range(len(list(peer.mapping.contacts()))))
         if group.route is not None:
             self._end(request, group.route)
 
     def _on_dp_ranks(self, peer: Peer, flight: InFlight, status: int, body: bytes) -> None:
         if status != 200:
+            if flight.wait_ms and 400 <= status < 500 and status != 429:
+                peer.features -= {"wait-query"}  # what advertises the waiting and refuses it is asked plainly
             self._query_failed(peer, flight, f"answered {status} to the dp-rank query")
             return
         asked = [r for r in flight.rooms if r.end is None and r in self.requests]
@@ -63,9 +69,13 @@ class StageRules(Rules):
         except ProtocolError as error:
             self._query_failed(peer, flight, f"protocol error: {error}")
             return
+        waited = self.now - flight.started >= WAIT_MS * MS
+        at_once = flight.wait_ms > 0 and (waited or any(request.room in ranks for request in asked))
         for request in asked:
             rank = ranks.get(request.room)
-            if rank is None:
+            if rank is None and at_once:  # it waits as it was asked to, so it may be asked again at once
+                request.next_ask = self.now
+            elif rank is None:
                 wait = min(SECOND, QUERY_GAP << min(request.asked - 1, 6))
                 request.next_ask = flight.started + wait
             elif rank >= peer.info.dp_size:
@@ -102,7 +112,10 @@ class StageRules(Rules):
 
     def _lookup_failed(self, peer: Peer, flight: InFlight, text: str) -> None:
         group = peer.groups[flight.dp_rank]
-        group.wanted.append(flight.contact)
+        if flight.purpose == "table":
+            group.wants_table = True
+        else:
+            group.wanted.append(flight.contact)
         group.last_error = text
         until = flight.started + self._ns(self.policy.interval_s)
         group.until = max(group.until, until) if group.state == "waiting" else until
@@ -154,27 +167,46 @@ class StageRules(Rules):
         peer.read = self._send(peer, kind, SENTINEL[peer.dialect], flight)
 
     def _pump_query(self, peer: Peer) -> None:
-        due = [r for r in self._pending(peer) if r.stage == "need_dp_rank" and r.next_ask <= self.now]
-        if peer.query is not None or not due or self.now < peer.query_not_before:
+        if peer.query is not None or self.now < peer.query_not_before:
             return
+        awaited = [] if peer.waiting_query is None else peer.waiting_query.rooms
+        open_ones = [r for r in self._pending(peer) if r.stage == "need_dp_rank" and r not in awaited]
+        due = [r for r in open_ones if r.next_ask <= self.now]
+        waiting = sum(flight.wait_ms > 0 for _, flight in self.flights.values())
+        if not due:
+            return
+        if "wait-query" in peer.features and peer.waiting_query is None and waiting < MOST_WAITING_QUERIES:
+            peer.waiting_query = self._query(peer, open_ones, WAIT_MS)
+        else:
+            peer.query = self._query(peer, due, 0)
+
+    def _query(self, peer: Peer, due: list[Request], wait_ms: int) -> InFlight:
         due.sort(key=lambda request: (request.next_ask, request.seq))
         rooms = sorted(due[:QUERY_ROOMS], key=lambda request: request.seq)
-        flight = InFlight(0, "dp_ranks", self.now, "query", rooms=rooms)
-        for request in flight.rooms:
+        for request in rooms:
             request.asked += 1
-        body = json.dumps({"bootstrap_rooms": [r.room for r in flight.rooms]}, separators=(",", ":"))
-        peer.query = self._send(peer, "dp_ranks", "/query_dp_ranks", flight, body.encode())
+        content: dict[str, Any] = {"bootstrap_rooms": [request.room for request in rooms]}
+        if wait_ms:
+            content["wait_ms"] = wait_ms
+        body = json.dumps(content, separators=(",", ":")).encode()
+        flight = InFlight(0, "dp_ranks", self.now, "query", rooms=rooms, wait_ms=wait_ms)
         peer.query_not_before = self.now + QUERY_GAP
+        return self._send(peer, "dp_ranks", "/query_dp_ranks", flight, body)
 
     def _pump_lookups(self, peer: Peer) -> None:
         for group in peer.groups.values():
-            while group.state == "looking" and group.wanted:
+            while group.state == "looking" and (group.wants_table or group.wanted):
                 if len(peer.lookups) >= self.options.max_endpoint_lookups_per_peer:
                     return
-                number = group.wanted.pop(0)
-                contact = list(peer.mapping.contacts())[number]
-                flight = InFlight(0, "endpoint", self.now, "lookup", dp_rank=group.dp_rank, contact=number)
-                self._send(peer, "endpoint", self._endpoint_path(peer, group, contact), flight)
+                if group.wants_table:
+                    group.wants_table = False
+                    path = f"/routes?dp_rank={group.dp_rank}"
+                    flight = InFlight(0, "endpoint", self.now, "table", dp_rank=group.dp_rank)
+                else:
+                    number = group.wanted.pop(0)
+                    path = self._endpoint_path(peer, group, list(peer.mapping.contacts())[number])
+                    flight = InFlight(0, "endpoint", self.now, "lookup", dp_rank=group.dp_rank, contact=number)
+                self._send(peer, "endpoint", path, flight)
                 peer.lookups[flight.ticket] = flight
                 group.flying += 1
 

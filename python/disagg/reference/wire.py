@@ -17,7 +17,15 @@ from typing import NamedTuple, NoReturn, TypeAlias, TypeGuard
 from disagg.errors import ProtocolError
 from disagg.reference.mapping import PrefillInfo
 
-__all__ = ["RankEndpoint", "parse_dp_ranks", "parse_endpoint", "parse_not_ready", "parse_topology"]
+__all__ = [
+    "RankEndpoint",
+    "Table",
+    "parse_dp_ranks",
+    "parse_endpoint",
+    "parse_not_ready",
+    "parse_table",
+    "parse_topology",
+]
 
 MAX_SIZE = 65_535
 MAX_RANKS = 65_536
@@ -48,6 +56,16 @@ class RankEndpoint(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Table:
+    """All that one answer to `GET /routes` says; `ranks` by (dp, cp, tp, pp)."""
+
+    instance: str | None
+    epoch: str | None
+    info: PrefillInfo
+    ranks: dict[tuple[int, ...], RankEndpoint]
+
+
+@dataclass(frozen=True)
 class _Number:
     """A JSON number as it stood in the body."""
 
@@ -69,7 +87,10 @@ def parse_topology(body: bytes) -> PrefillInfo | None:
 
     Raises `ProtocolError` naming the field; `body` if it is not a JSON object, `era` for E0 and E1.
     """
-    fields = _fields(_object(body))
+    return _topology(_fields(_object(body)))
+
+
+def _topology(fields: dict[str, _Value]) -> PrefillInfo | None:
     if not {"attn_tp_size", "prefill_attn_tp_size"} & fields.keys():
         for key in ("prefill_tp_size", "prefill_dp_size"):
             if key in fields:
@@ -112,11 +133,40 @@ def parse_endpoint(body: bytes) -> RankEndpoint:
 
     Raises `ProtocolError` naming the field.
     """
-    fields = _fields(_object(body))
+    return _endpoint(_fields(_object(body)))
+
+
+def _endpoint(fields: dict[str, _Value]) -> RankEndpoint:
     ip = _required(fields, "rank_ip")
     if not isinstance(ip, str) or not _is_host(_text("rank_ip", ip)):
         _refuse("rank_ip", ip, "must be an ip address or a host name")
     return RankEndpoint(ip, _integer("rank_port", _required(fields, "rank_port"), 1, 65_535))
+
+
+def parse_table(body: bytes) -> Table:
+    """Topology and endpoints of one dp rank.
+
+    Raises `ProtocolError` naming the field.
+    """
+    fields = _fields(_object(body))
+    stated, listed = _required(fields, "topology"), _required(fields, "ranks")
+    if not isinstance(stated, _Object):
+        _refuse("topology", stated, "must be a json object")
+    info = _topology(_fields(stated))
+    if info is None:
+        _refuse("topology", stated, "must not be null")
+    if not isinstance(listed, list):
+        _refuse("ranks", listed, "must be a list")
+    ranks = {}
+    for item in listed:
+        if not isinstance(item, _Object):
+            _refuse("ranks", item, "must be a json object")
+        rank = _fields(item)
+        at = tuple(_integer(axis, _required(rank, axis), 0, MAX_SIZE - 1) for axis in ("dp", "cp", "tp", "pp"))
+        if at in ranks:
+            _refuse("ranks", listed, "must stand only once")
+        ranks[at] = _endpoint(rank)
+    return Table(_name(fields, "instance_id"), _name(fields, "epoch"), info, ranks)
 
 
 def parse_dp_ranks(body: bytes, rooms: Iterable[int]) -> dict[int, int]:

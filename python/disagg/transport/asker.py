@@ -11,7 +11,7 @@ from typing import Self
 
 from disagg._core import MAX_TOPOLOGY_BYTES
 from disagg.transport.attempt import Answer
-from disagg.transport.options import TransportOptions
+from disagg.transport.options import PeerHeaders, TransportOptions
 from disagg.transport.thread import Transport
 
 __all__ = ["Asker", "NoAnswer"]
@@ -38,7 +38,7 @@ class Asker:
     def __init__(self, *, timeout_s: float) -> None:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
-        self._commands: deque[tuple[int, str, str, str, str, bytes | None, int]] = deque()
+        self._commands: deque[tuple[int, str, str, str, str, bytes | None, int, int]] = deque()
         self._facts: queue.SimpleQueue[Answer | NoAnswer] = queue.SimpleQueue()
         self._lock = threading.Lock()
         limits = TransportOptions(
@@ -53,7 +53,7 @@ class Asker:
         """
         with self._lock:
             self._commands.append(
-                (0, "topology", addr, "GET" if body is None else "POST", path, body, MAX_TOPOLOGY_BYTES)
+                (0, "topology", addr, "GET" if body is None else "POST", path, body, MAX_TOPOLOGY_BYTES, 0)
             )
             os.write(self._write_end, b"!")
         if not self._transport.is_alive():  # else its end is the answer, whenever it comes
@@ -80,7 +80,7 @@ class Asker:
         """Return the descriptor that is readable while a question waits."""
         return self._read_end
 
-    def take_commands(self, limit: int, /) -> list[tuple[int, str, str, str, str, bytes | None, int]]:
+    def take_commands(self, limit: int, /) -> list[tuple[int, str, str, str, str, bytes | None, int, int]]:
         """Take the questions that wait."""
         with self._lock:
             taken = [self._commands.popleft() for _ in range(min(limit, len(self._commands)))]
@@ -88,9 +88,16 @@ class Asker:
                 os.read(self._read_end, len(taken))
         return taken
 
-    def on_response(self, ticket: int, status: int, body: bytes, instance: str | None, /) -> None:
+    def on_response(
+        self,
+        ticket: int,
+        status: int,
+        body: bytes,
+        headers: PeerHeaders,
+        /,
+    ) -> None:
         """Take in an answer of any status."""
-        self._facts.put(Answer(status, body, instance))
+        self._facts.put(Answer(status, body, headers))
 
     def on_error(self, ticket: int, what: str, message: str, /) -> None:
         """Take in that there was none."""

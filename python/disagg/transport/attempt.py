@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from aiohttp.client_proto import ResponseHandler
 
-    from disagg.transport.options import Command
+    from disagg.transport.options import Command, PeerHeaders
 
 __all__ = ["Answer", "Attempt", "Ended"]
 
@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 
     status: int
     body: bytes
-    instance: str | None
+    headers: PeerHeaders = (None, None, None)
 
 
 class Ended(enum.Enum):

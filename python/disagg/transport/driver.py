@@ -180,6 +180,7 @@ class Driver:
             return False
         options = self._options
         total_s = options.heartbeat_timeout_s if command.kind == "heartbeat" else options.total_timeout_s
+        total_s += command.wait_ms / 1000
         attempt = Attempt(command, now=now, connect_s=options.connect_timeout_s, total_s=total_s)
         self._attempts[command.ticket] = attempt
         heapq.heappush(self._deadlines, (attempt.due, next(self._order), attempt))

@@ -142,10 +142,11 @@ _DROPPED = (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError)
 
 async def _read(response: ClientResponse, attempt: Attempt) -> Answer:
     max_body = attempt.command.max_body
-    instance = _text(response.headers.get(INSTANCE_HEADER))
+    instance, epoch, features = (_text(response.headers.get(name)) for name in PEER_HEADERS)
+    headers = instance, epoch, features
     refused = not HTTP_OK <= response.status < HTTP_REDIRECT
     if refused:
-        attempt.refusal = Answer(response.status, b"", instance)
+        attempt.refusal = Answer(response.status, b"", headers)
         max_body = min(max_body, SHORT_BODY)
     try:
         body = await _body(response, max_body)
@@ -154,7 +155,7 @@ async def _read(response: ClientResponse, attempt: Attempt) -> Answer:
         if attempt.refusal is not None:
             return attempt.refusal
         raise
-    return Answer(response.status, body, instance)
+    return Answer(response.status, body, headers)
 
 
 async def _body(response: ClientResponse, max_body: int) -> bytes:
@@ -225,7 +226,8 @@ def _version() -> str:
     return "0"
 
 
-INSTANCE_HEADER = "X-SGLang-Disaggregation-Instance-ID"
+# Which life of the peer, which snapshot, and what it can do; in the order of `PeerHeaders`.
+PEER_HEADERS = ("X-SGLang-Disaggregation-Instance-ID", "X-Disagg-Epoch", "X-Disagg-Features")
 HTTP_OK = 200
 HTTP_REDIRECT = 300
 MAX_LINE = 8190

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,8 @@ class Command(NamedTuple):
     """One command of the machine, as `take_commands` gives it.
 
     `kind` is "topology", "dp_ranks", "endpoint" or "heartbeat": one HTTP request to http://{addr}{path}; or
-    "cancel": abandon the request of that ticket.
+    "cancel": abandon the request of that ticket. `wait_ms` is how long the peer was asked to wait before it
+    answers, on top of the total timeout.
     """
 
     ticket: int
@@ -53,6 +54,11 @@ class Command(NamedTuple):
     path: str
     body: bytes | None
     max_body: int
+    wait_ms: int = 0
+
+
+PeerHeaders: TypeAlias = tuple[str | None, str | None, str | None]
+"""Instance, epoch and features of an answer, each None where the header is absent."""
 
 
 class Machine(Protocol):
@@ -61,11 +67,18 @@ class Machine(Protocol):
     def bell_fileno(self) -> int:
         """Return a descriptor that is readable while commands wait to be taken."""
 
-    def take_commands(self, limit: int, /) -> list[tuple[int, str, str, str, str, bytes | None, int]]:
+    def take_commands(self, limit: int, /) -> list[tuple[int, str, str, str, str, bytes | None, int, int]]:
         """Take at most `limit` commands; silences the bell with the last one."""
 
-    def on_response(self, ticket: int, status: int, body: bytes, instance: str | None, /) -> None:
-        """Take in a complete answer, of any status."""
+    def on_response(
+        self,
+        ticket: int,
+        status: int,
+        body: bytes,
+        headers: PeerHeaders,
+        /,
+    ) -> None:
+        """Take in a complete answer, of any status, with the headers that concern the peer."""
 
     def on_error(self, ticket: int, what: str, message: str, /) -> None:
         """Take in that there was no (usable) answer."""

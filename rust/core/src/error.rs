@@ -95,7 +95,9 @@ pub enum ProtocolRule {
     NotJson,
     /// The body is JSON, but not an object.
     NotAnObject,
-    /// A key stands twice in one object.
+    /// Not a list.
+    NotAList,
+    /// A key stands twice in one object, or a rank in one list.
     DuplicateKey,
     /// A size stands under its old and its new name, with different values.
     TwoNames,
@@ -134,6 +136,7 @@ impl fmt::Display for ProtocolRule {
         f.write_str(match self {
             Self::NotJson => "must be json",
             Self::NotAnObject => "must be a json object",
+            Self::NotAList => "must be a list",
             Self::DuplicateKey => "must stand only once",
             Self::TwoNames => "must not differ from the same size under its other name",
             Self::Missing => "must be present",

@@ -49,7 +49,7 @@
 //! ```
 //! use core::time::Duration;
 //! use disagg_core::ids::Room;
-//! use disagg_core::pending::{Added, CommandKind, Machine, Options, Outcome};
+//! use disagg_core::pending::{Added, CommandKind, Headers, Machine, Options, Outcome};
 //! use disagg_core::retry::RetryPolicy;
 //! use disagg_core::time::Tick;
 //! use disagg_core::topology::{DecodeRank, DecodeRankSpec};
@@ -71,7 +71,7 @@
 //!         CommandKind::Endpoint => br#"{"rank_ip": "10.0.0.8", "rank_port": 41000}"#,
 //!         CommandKind::DpRanks | CommandKind::Cancel => continue,
 //!     };
-//!     machine.on_response(now, command.ticket, 200, body, None);
+//!     machine.on_response(now, command.ticket, 200, body, Headers::default());
 //! }
 //! assert!(machine.poll_timer().is_some(), "the next heartbeat");
 //!

@@ -10,6 +10,9 @@ impl Tick {
     /// The driver's start of time.
     pub const ZERO: Self = Self(0);
 
+    /// The end of time.
+    pub const MAX: Self = Self(u64::MAX);
+
     /// An instant `nanos` after the start.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {

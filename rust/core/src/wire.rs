@@ -14,10 +14,12 @@ use crate::topology::PrefillInfo;
 
 mod not_ready;
 mod object;
+mod table;
 mod topology;
 
 pub use not_ready::parse_not_ready;
-use object::{Object, Raw};
+use object::{Fields, Object, Raw};
+pub use table::{Table, parse_table};
 
 /// A topology answer with status 200.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,8 +55,10 @@ pub fn parse_topology(body: &[u8]) -> Result<TopologyBody, ProtocolError> {
 /// # Errors
 /// [`ProtocolError`] naming the field, `body` when it is not a JSON object.
 pub fn parse_endpoint(body: &[u8]) -> Result<RankEndpoint, ProtocolError> {
-    let object = Object::parse(body)?;
-    let fields = object.unique()?;
+    endpoint(&Object::parse(body)?.unique()?)
+}
+
+fn endpoint(fields: &Fields<'_>) -> Result<RankEndpoint, ProtocolError> {
     let ip = fields.required("rank_ip")?;
     let host = ip.string()?.filter(|text| is_host(text));
     let host = host.ok_or_else(|| ip.refused(ProtocolRule::NotAHost))?;

@@ -6,7 +6,7 @@
 use std::alloc::System;
 
 use disagg_core::ids::{Room, Ticket};
-use disagg_core::pending::{Added, Machine, Options};
+use disagg_core::pending::{Added, Headers, Machine, Options};
 use disagg_core::retry::RetryPolicy;
 use disagg_core::time::Tick;
 use disagg_core::topology::{DecodeRank, DecodeRankSpec};
@@ -69,7 +69,7 @@ fn bytes_of(commands: &Vec<(Ticket, Vec<u8>)>) -> usize {
 
 fn answer(machine: &mut Machine, commands: Vec<(Ticket, Vec<u8>)>, with: impl Fn(&[u8]) -> Vec<u8>) {
     for (ticket, body) in commands {
-        machine.on_response(Tick::ZERO, ticket, 200, &with(&body), None);
+        machine.on_response(Tick::ZERO, ticket, 200, &with(&body), Headers::default());
     }
 }
 

@@ -7,13 +7,16 @@ use std::sync::Arc;
 use disagg_core::TransportError;
 use disagg_core::failure::FailureKind;
 use disagg_core::ids::Ticket;
-use disagg_core::pending::Command;
+use disagg_core::pending::{Command, Headers};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::counters;
 use crate::shared::Shared;
+
+/// Instance, epoch and features of an answer, each None where the header is absent.
+type PeerHeaders<'a> = (Option<&'a str>, Option<&'a str>, Option<&'a str>);
 
 /// The network's side of one resolver: commands out, facts in.
 #[pyclass(module = "disagg._core", frozen)]
@@ -48,22 +51,25 @@ impl Driver {
                 command.path,
                 command.body.map(|body| PyBytes::new(py, &body)),
                 command.max_body,
+                command.wait_ms,
             )
         });
         PyList::new(py, tuples.collect::<Vec<_>>())
     }
 
-    #[pyo3(signature = (ticket, status, body, instance = None))]
+    #[pyo3(signature = (ticket, status, body, headers = None))]
     fn on_response(
         &self,
         py: Python<'_>,
         ticket: u64,
         status: u16,
         body: &[u8],
-        instance: Option<&str>,
+        headers: Option<PeerHeaders<'_>>,
     ) -> PyResult<()> {
+        let (instance, epoch, features) = headers.unwrap_or_default();
+        let headers = Headers { instance, epoch, features };
         let mut state = self.0.lock(py);
-        state.machine.on_response(self.0.clock.now(), Ticket(ticket), status, body, instance);
+        state.machine.on_response(self.0.clock.now(), Ticket(ticket), status, body, headers);
         let completed = state.machine.poll_completed();
         self.0.ring_if_needed(&mut state);
         drop(state);

@@ -238,12 +238,14 @@ impl Resolver {
         Ok(failed)
     }
 
-    fn peer_lost(&self, py: Python<'_>, addr: &str) -> PyResult<bool> {
-        self.told(py, addr, Machine::peer_lost)
+    #[pyo3(signature = (addr, epoch = None))]
+    fn peer_lost(&self, py: Python<'_>, addr: &str, epoch: Option<u64>) -> PyResult<bool> {
+        self.told(py, addr, |machine, now, addr| machine.peer_lost(now, addr, epoch))
     }
 
-    fn peer_restarted(&self, py: Python<'_>, addr: &str) -> PyResult<bool> {
-        self.told(py, addr, Machine::peer_restarted)
+    #[pyo3(signature = (addr, epoch = None))]
+    fn peer_restarted(&self, py: Python<'_>, addr: &str, epoch: Option<u64>) -> PyResult<bool> {
+        self.told(py, addr, |machine, now, addr| machine.peer_restarted(now, addr, epoch))
     }
 
     fn pause(&self, py: Python<'_>) {

@@ -5,6 +5,7 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 
 use super::changes::ChangeKind;
+use super::headers::Headers;
 use super::peer::Budget;
 use super::peer_state::{PeerEvent, PeerState};
 use super::route::CommandKind;
@@ -35,10 +36,10 @@ impl Machine {
     }
 
     /// An attempt or a probe was answered.
-    pub(super) fn on_attempt(&mut self, at: u32, flight: Flight, answer: Answer, instance: Option<&str>) {
+    pub(super) fn on_attempt(&mut self, at: u32, flight: Flight, answer: Answer, headers: Headers<'_>) {
         match answer {
             Answer::Good(info) => {
-                self.become_ready(at, *info, instance);
+                self.become_ready(at, *info, headers);
                 match self.peers.at(at).ready() {
                     Some(_) => self.counters.good += 1,
                     None => self.counters.permanent.count(FailureKind::Incompatible),
@@ -167,7 +168,7 @@ impl Machine {
 
 /// The topology query, in the form that the peer understands.
 pub(super) fn sentinel(kind: CommandKind, dialect: Dialect) -> HttpRequest {
-    HttpRequest { kind, path: dialect.topology_query().to_string(), body: None, max_body: MAX_TOPOLOGY_BYTES }
+    HttpRequest { kind, path: dialect.topology_query().to_string(), body: None, max_body: MAX_TOPOLOGY_BYTES, wait_ms: 0 }
 }
 
 fn gave_up(budget: &Budget) -> String {

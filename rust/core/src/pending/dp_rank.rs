@@ -63,47 +63,75 @@ impl Machine {
         u32::try_from(room.number() % u64::from(size)).ok()
     }
 
-    /// Send the query that is due, if none is in flight.
-    pub(super) fn pump_query(&mut self, at: u32) {
+    /// Send the query that is due, if none is in flight: a waiting one where the peer has it, and beside that one a plain
+    /// one for rooms that came later.
+    pub(super) fn pump_queries(&mut self, at: u32) {
         let now = self.now;
-        let slots = &self.requests.slots;
-        if self.peers.at(at).ready().and_then(|ready| ready.query.due(slots)).is_none_or(|due| due > now) {
+        let Some(ready) = self.peers.at(at).ready() else { return };
+        let Some(due) = ready.query.due(&self.requests.slots) else { return };
+        if due > now {
             return;
         }
+        let may_wait = ready.features.wait_query && self.waiting_queries < MOST_WAITING_QUERIES;
+        if may_wait && ready.query.waiting_flight.is_none() {
+            self.send_query(at, true);
+        } else if ready.query.in_flight.is_none() {
+            self.send_query(at, false);
+        }
+    }
+
+    fn send_query(&mut self, at: u32, waiting: bool) {
+        let now = self.now;
+        let (ask, until) = if waiting { (Ask::Awaited, Tick::MAX) } else { (Ask::InFlight, now) };
         let mut rooms: Vec<(u64, Room)> = Vec::new();
         while rooms.len() < QUERY_ROOMS {
             let peer = self.peers.at_mut(at);
-            let Some(next) = peer.ready().and_then(|ready| ready.query.next(&self.requests.slots, now))
+            let Some(next) = peer.ready().and_then(|ready| ready.query.next(&self.requests.slots, until))
             else {
                 break;
             };
-            self.requests.take_turn(peer, next, Ask::InFlight, now);
+            self.requests.take_turn(peer, next, ask, now);
             let slot = self.requests.slots.at_mut(next);
             slot.asked += 1;
             rooms.push((slot.seq, slot.room));
         }
         rooms.sort_unstable();
         self.counters.rooms_asked += u64::from(crate::ids::number(rooms.len()));
-        let request = query(&rooms);
-        let ticket = self.send(at, Purpose::Query, now, request);
+        let request = query(&rooms, if waiting { WAIT_MS } else { 0 });
+        let ticket = self.send(at, Purpose::Query { waiting }, now, request);
+        if waiting {
+            self.waiting_queries += 1;
+        }
         if let Some(ready) = self.peers.at_mut(at).ready_mut() {
-            ready.query.in_flight = Some(ticket);
+            let place =
+                if waiting { &mut ready.query.waiting_flight } else { &mut ready.query.in_flight };
+            *place = Some(ticket);
             ready.query.not_before = now.after(QUERY_GAP);
         }
     }
 
-    pub(super) fn on_dp_ranks(&mut self, at: u32, flight: Flight, status: u16, body: &[u8]) {
+    pub(super) fn on_dp_ranks(&mut self, at: u32, flight: Flight, waiting: bool, status: u16, body: &[u8]) {
         if status != 200 {
-            return self.query_failed(at, flight, format!("answered {status} to the dp-rank query"));
+            if waiting
+                && (400..500).contains(&status)
+                && status != 429
+                && let Some(ready) = self.peers.at_mut(at).ready_mut()
+            {
+                // What advertises the waiting and refuses it is asked plainly, in this life.
+                ready.features.wait_query = false;
+            }
+            return self.query_failed(at, flight, waiting, format!("answered {status} to the dp-rank query"));
         }
         let ranks = match wire::parse_dp_ranks(body) {
             Ok(ranks) => ranks,
-            Err(error) => return self.query_failed(at, flight, format!("protocol error: {error}")),
+            Err(error) => return self.query_failed(at, flight, waiting, format!("protocol error: {error}")),
         };
+        let mut unknown = Vec::new();
         // Answers are looked up by what was asked, so that what else the body says costs nothing.
-        for request in self.asked(at) {
-            let slot = self.requests.slots.at(request);
-            let (room, asked) = (slot.room, slot.asked);
+        let asked = self.asked(at, waiting);
+        let count = asked.len();
+        for request in asked {
+            let room = self.requests.slots.at(request).room;
             let found = ranks.binary_search_by_key(&room.number(), |&(room, _)| room).ok();
             match found.and_then(|found| ranks.get(found)) {
                 Some(&(_, Ok(dp_rank))) => {
@@ -111,12 +139,21 @@ impl Machine {
                     self.on_dp_rank(at, request, dp_rank);
                 }
                 // A malformed entry is as good as none; the other rooms' are used.
-                Some((_, Err(_))) | None => {
-                    let next_ask = flight.started.after(wait_after(asked));
-                    let ask = Query::turn_after(asked);
-                    self.requests.take_turn(self.peers.at_mut(at), request, ask, next_ask);
-                }
+                Some((_, Err(_))) | None => unknown.push(request),
             }
+        }
+        // A peer that waits as it was asked to may be asked again at once; one that answers early and knows nothing is
+        // paced as if it had been asked plainly.
+        let waited = self.now.since(flight.started) >= Duration::from_millis(u64::from(WAIT_MS));
+        let at_once = waiting && (waited || unknown.len() < count);
+        for request in unknown {
+            let asked = self.requests.slots.at(request).asked;
+            let (ask, next_ask) = if at_once {
+                (Ask::Turn(0), self.now)
+            } else {
+                (Query::turn_after(asked), flight.started.after(wait_after(asked)))
+            };
+            self.requests.take_turn(self.peers.at_mut(at), request, ask, next_ask);
         }
     }
 
@@ -133,9 +170,9 @@ impl Machine {
     }
 
     /// A failed query spends no budget; it is paced, and the stage's deadline ends it.
-    pub(super) fn query_failed(&mut self, at: u32, flight: Flight, text: String) {
+    pub(super) fn query_failed(&mut self, at: u32, flight: Flight, waiting: bool, text: String) {
         let not_before = flight.started.after(self.interval().max(QUERY_GAP));
-        for request in self.asked(at) {
+        for request in self.asked(at, waiting) {
             self.requests.take_turn(self.peers.at_mut(at), request, Ask::Failed, not_before);
         }
         if let Some(ready) = self.peers.at_mut(at).ready_mut() {
@@ -145,18 +182,19 @@ impl Machine {
     }
 
     /// The requests in the query that was in flight, in order of arrival.
-    fn asked(&self, at: u32) -> Vec<u32> {
+    fn asked(&self, at: u32, waiting: bool) -> Vec<u32> {
         let Some(ready) = self.peers.at(at).ready() else {
             return Vec::new();
         };
-        let mut asked: Vec<u32> = self.requests.slots.iter(&ready.query.asking, Link::Peer).collect();
+        let list = if waiting { &ready.query.awaited } else { &ready.query.asking };
+        let mut asked: Vec<u32> = self.requests.slots.iter(list, Link::Peer).collect();
         asked.sort_by_key(|&request| self.requests.slots.at(request).seq);
         asked
     }
 }
 
 impl Query {
-    /// When the next query is due, if none is in flight.
+    /// When the next query is due, if another one may be sent.
     pub(super) fn due(&self, slots: &Slots) -> Option<Tick> {
         if self.in_flight.is_some() {
             return None;
@@ -178,7 +216,7 @@ fn wait_after(asked: u32) -> Duration {
     QUERY_GAP.saturating_mul(1 << asked.saturating_sub(1).min(6)).min(LONGEST_WAIT)
 }
 
-fn query(rooms: &[(u64, Room)]) -> HttpRequest {
+fn query(rooms: &[(u64, Room)], wait_ms: u32) -> HttpRequest {
     let mut text = String::with_capacity(24 + 21 * rooms.len());
     text.push_str("{\"bootstrap_rooms\":[");
     for (place, (_, room)) in rooms.iter().enumerate() {
@@ -186,12 +224,17 @@ fn query(rooms: &[(u64, Room)]) -> HttpRequest {
         // Writing to a string cannot fail.
         let _ = write!(text, "{comma}{room}");
     }
-    text.push_str("]}");
+    text.push(']');
+    if wait_ms > 0 {
+        let _ = write!(text, ",\"wait_ms\":{wait_ms}");
+    }
+    text.push('}');
     HttpRequest {
         kind: CommandKind::DpRanks,
         path: "/query_dp_ranks".to_string(),
         body: Some(text.into_bytes()),
         max_body: 1024 + 64 * rooms.len(),
+        wait_ms,
     }
 }
 
@@ -199,6 +242,10 @@ fn query(rooms: &[(u64, Room)]) -> HttpRequest {
 const QUERY_ROOMS: usize = 4096;
 /// Two queries to one peer start at least this far apart.
 const QUERY_GAP: Duration = Duration::from_millis(20);
+/// How long a peer is asked to wait until it knows a room; the most that it may be asked for.
+const WAIT_MS: u32 = 5000;
+/// Over all peers, as each holds a place among the requests in flight for seconds.
+const MOST_WAITING_QUERIES: u32 = 256;
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// The caller's own mistake, in contrast to what a peer says.
 const PRESET_STATUS: u16 = 400;

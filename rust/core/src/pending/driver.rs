@@ -4,6 +4,8 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::endpoints::Wanted;
+use super::headers::{Headers, Identity};
 use super::peer_state::PeerState;
 use super::route::{CommandKind, Route};
 use super::{Command, Machine, Purpose};
@@ -66,15 +68,15 @@ impl Machine {
         }
     }
 
-    /// An HTTP request was answered: its whole body, and the instance header if there was one. A ticket that is
-    /// not awaited any more is ignored.
+    /// An HTTP request was answered: its whole body, and the headers that concern the peer. A ticket that is not
+    /// awaited any more is ignored.
     pub fn on_response(
         &mut self,
         now: Tick,
         ticket: Ticket,
         status: u16,
         body: &[u8],
-        instance: Option<&str>,
+        headers: Headers<'_>,
     ) {
         self.advance_to(now);
         self.completed = Vec::new();
@@ -82,20 +84,26 @@ impl Machine {
             return;
         };
         let at = flight.peer;
-        let instance = instance.filter(|text| text.len() <= MAX_INSTANCE);
+        let headers = headers.within_limits();
         match flight.purpose {
             Purpose::Attempt | Purpose::Probe => {
                 let answer = self.topology_answer(at, status, body);
-                self.on_attempt(at, flight, answer, instance);
+                self.on_attempt(at, flight, answer, headers);
             }
-            Purpose::Read => {
+            Purpose::Read { .. } => {
                 let answer = self.topology_answer(at, status, body);
-                self.on_read(at, ticket, flight, answer, instance);
+                self.on_read(at, ticket, flight, answer, headers);
             }
-            Purpose::Query | Purpose::Lookup { .. } if self.is_other_instance(at, instance) => {
-                self.restart(at, instance);
+            Purpose::Query { .. } | Purpose::Lookup { .. } | Purpose::Table { .. } | Purpose::Check { .. }
+                if self.is_other_life(at, headers) =>
+            {
+                self.restart(at, Identity::of(headers));
             }
-            Purpose::Query => self.on_dp_ranks(at, flight, status, body),
+            Purpose::Query { waiting } => self.on_dp_ranks(at, flight, waiting, status, body),
+            Purpose::Table { dp_rank } => self.on_table(at, flight, dp_rank, status, body, headers),
+            Purpose::Check { dp_rank, contact } => {
+                self.on_check(at, (dp_rank, contact), status, body, headers);
+            }
             Purpose::Lookup { dp_rank, contact } => {
                 self.on_endpoint(at, flight, (dp_rank, contact), status, body);
             }
@@ -114,14 +122,18 @@ impl Machine {
         let text: String = message.chars().take(MAX_MESSAGE).collect();
         match flight.purpose {
             Purpose::Attempt | Purpose::Probe => {
-                self.on_attempt(at, flight, Answer::of_error(error, text), None);
+                self.on_attempt(at, flight, Answer::of_error(error, text), Headers::default());
             }
-            Purpose::Read | Purpose::Query | Purpose::Lookup { .. } if error == TransportError::Forbidden => {
-                self.forbid(at, &text);
+            _ if error == TransportError::Forbidden => self.forbid(at, &text),
+            Purpose::Read { .. } => {
+                self.on_read(at, ticket, flight, Answer::of_error(error, text), Headers::default());
             }
-            Purpose::Read => self.on_read(at, ticket, flight, Answer::of_error(error, text), None),
-            Purpose::Query => self.query_failed(at, flight, text),
-            Purpose::Lookup { dp_rank, contact } => self.lookup_failed(at, flight, (dp_rank, contact), text),
+            Purpose::Query { waiting } => self.query_failed(at, flight, waiting, text),
+            Purpose::Lookup { dp_rank, contact } => {
+                self.lookup_failed(at, flight, dp_rank, Wanted::Contact(contact), text);
+            }
+            Purpose::Table { dp_rank } => self.lookup_failed(at, flight, dp_rank, Wanted::Table, text),
+            Purpose::Check { .. } => {}
         }
         self.pump(at);
         self.rearm(at);
@@ -144,7 +156,7 @@ impl Machine {
     /// Start whatever a ready peer is due for.
     pub(super) fn pump(&mut self, at: u32) {
         if self.peers.get(at).is_some_and(|peer| peer.ready().is_some()) {
-            self.pump_query(at);
+            self.pump_queries(at);
             self.pump_lookups(at);
             self.pump_reads(at);
         }
@@ -187,19 +199,22 @@ impl Machine {
     fn land(&mut self, ticket: Ticket) -> Option<super::Flight> {
         let flight = self.flights.remove(&ticket)?;
         let peer = self.peers.at_mut(flight.peer);
+        if matches!(flight.purpose, Purpose::Attempt | Purpose::Probe) {
+            peer.fetch = None;
+        }
+        let Some(ready) = peer.ready_mut() else {
+            return Some(flight);
+        };
         match flight.purpose {
-            Purpose::Attempt | Purpose::Probe => peer.fetch = None,
-            Purpose::Read => {
-                if let Some(ready) = peer.ready_mut() {
-                    ready.read.in_flight = None;
-                }
+            Purpose::Attempt | Purpose::Probe => {}
+            Purpose::Read { .. } => ready.read.in_flight = None,
+            Purpose::Check { .. } => ready.read.check = None,
+            Purpose::Query { waiting: false } => ready.query.in_flight = None,
+            Purpose::Query { waiting: true } => {
+                ready.query.waiting_flight = None;
+                self.waiting_queries -= 1;
             }
-            Purpose::Query => {
-                if let Some(ready) = peer.ready_mut() {
-                    ready.query.in_flight = None;
-                }
-            }
-            Purpose::Lookup { dp_rank, .. } => self.land_lookup(flight.peer, ticket, dp_rank),
+            Purpose::Lookup { dp_rank, .. } | Purpose::Table { dp_rank } => ready.land(ticket, dp_rank),
         }
         Some(flight)
     }
@@ -210,5 +225,3 @@ impl Machine {
 }
 
 const MAX_MESSAGE: usize = 512;
-/// Longer instance ids are taken for none.
-const MAX_INSTANCE: usize = 256;

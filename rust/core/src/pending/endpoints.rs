@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 
 use super::peer::{Group, GroupState};
 use super::route::{CommandKind, Endpoint, Route};
+use super::table::table_query;
 use super::slots::{Link, Outcome, Stage};
 use super::{Flight, HttpRequest, MAX_TOPOLOGY_BYTES, Machine, Purpose, failure};
 use crate::allow::Verdict;
@@ -15,6 +16,15 @@ use crate::failure::{Coordinates, Failure, FailureKind};
 use crate::ids::{RouteId, Ticket, index};
 use crate::rank_mapping::Contact;
 use crate::wire::{self, RankEndpoint};
+
+/// What is to be looked up of a dp rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wanted {
+    /// Everything in one answer.
+    Table,
+    /// One contact.
+    Contact(u32),
+}
 
 impl Machine {
     /// Whether later requests may still get this route.
@@ -54,14 +64,19 @@ impl Machine {
             let Some(ready) = peer.ready_mut().filter(|ready| ready.lookups_in_flight < most) else {
                 return;
             };
-            let Some((dp_rank, contact)) = ready.next_lookup() else {
+            let Some((dp_rank, wanted)) = ready.next_lookup() else {
                 return;
             };
-            let Some(rank) = ready.contacts.get(index(contact)) else {
-                return;
+            let (purpose, request) = match wanted {
+                Wanted::Table => (Purpose::Table { dp_rank }, table_query(dp_rank, &ready.info)),
+                Wanted::Contact(contact) => {
+                    let Some(rank) = ready.contacts.get(index(contact)) else {
+                        return;
+                    };
+                    (Purpose::Lookup { dp_rank, contact }, lookup(dialect, dp_rank, rank))
+                }
             };
-            let request = lookup(dialect, dp_rank, rank);
-            let ticket = self.send(at, Purpose::Lookup { dp_rank, contact }, self.now, request);
+            let ticket = self.send(at, purpose, self.now, request);
             let Some(ready) = self.peers.at_mut(at).ready_mut() else {
                 return;
             };
@@ -69,17 +84,6 @@ impl Machine {
             if let Some(group) = ready.groups.get_mut(&dp_rank) {
                 group.in_flight.push(ticket);
             }
-        }
-    }
-
-    /// A look-up came back, in whatever way.
-    pub(super) fn land_lookup(&mut self, at: u32, ticket: Ticket, dp_rank: u32) {
-        let Some(ready) = self.peers.at_mut(at).ready_mut() else {
-            return;
-        };
-        ready.lookups_in_flight -= 1;
-        if let Some(group) = ready.groups.get_mut(&dp_rank) {
-            group.in_flight.retain(|&other| other != ticket);
         }
     }
 
@@ -96,21 +100,22 @@ impl Machine {
         }
         if status != 200 {
             let text = format!("answered {status} to the endpoint query");
-            return self.lookup_failed(at, flight, (dp_rank, contact), text);
+            return self.lookup_failed(at, flight, dp_rank, Wanted::Contact(contact), text);
         }
         match wire::parse_endpoint(body) {
             Ok(found) if !self.may_name(&found) => {
                 let text = format!("protocol error: rank_ip {:?} is not in allowed_rank_hosts", found.ip);
-                self.lookup_failed(at, flight, (dp_rank, contact), text);
+                self.lookup_failed(at, flight, dp_rank, Wanted::Contact(contact), text);
             }
             Ok(found) => self.lookup_found(at, (dp_rank, contact), found),
             Err(error) => {
-                self.lookup_failed(at, flight, (dp_rank, contact), format!("protocol error: {error}"));
+                let text = format!("protocol error: {error}");
+                self.lookup_failed(at, flight, dp_rank, Wanted::Contact(contact), text);
             }
         }
     }
 
-    fn may_name(&self, found: &RankEndpoint) -> bool {
+    pub(super) fn may_name(&self, found: &RankEndpoint) -> bool {
         let hosts = self.allowed.rank_hosts.as_ref();
         hosts.is_none_or(|hosts| hosts.verdict(&found.ip) == Verdict::Allowed)
     }
@@ -133,7 +138,8 @@ impl Machine {
         &mut self,
         at: u32,
         flight: Flight,
-        (dp_rank, contact): (u32, u32),
+        dp_rank: u32,
+        wanted: Wanted,
         text: String,
     ) {
         let mut until = flight.started.after(self.interval());
@@ -143,7 +149,7 @@ impl Machine {
         let Some(group) = ready.groups.get_mut(&dp_rank) else {
             return;
         };
-        group.wanted.insert(0, contact);
+        group.want(wanted);
         group.last_error = text;
         if let GroupState::Waiting { until: later } = group.state {
             until = until.max(later);
@@ -181,7 +187,7 @@ impl Machine {
         let Some(group) = ready.groups.get_mut(&dp_rank) else {
             return;
         };
-        if !group.wanted.is_empty() {
+        if group.wants_table || !group.wanted.is_empty() {
             return ready.set_group(dp_rank, GroupState::Looking);
         }
         let route = Arc::new(Route {
@@ -276,21 +282,44 @@ impl Machine {
 }
 
 impl super::peer::Ready {
-    /// The next contact to look up, which is then in flight.
-    fn next_lookup(&mut self) -> Option<(u32, u32)> {
+    /// The next thing to look up, which is then in flight.
+    fn next_lookup(&mut self) -> Option<(u32, Wanted)> {
         for &(_, dp_rank) in &self.looking {
-            if let Some(contact) = self.groups.get_mut(&dp_rank).and_then(|group| group.wanted.pop()) {
-                return Some((dp_rank, contact));
+            if let Some(wanted) = self.groups.get_mut(&dp_rank).and_then(Group::take_wanted) {
+                return Some((dp_rank, wanted));
             }
         }
         None
     }
+
+    /// A look-up came back, in whatever way.
+    pub(super) fn land(&mut self, ticket: Ticket, dp_rank: u32) {
+        self.lookups_in_flight -= 1;
+        if let Some(group) = self.groups.get_mut(&dp_rank) {
+            group.in_flight.retain(|&other| other != ticket);
+        }
+    }
 }
 
 impl Group {
+    fn take_wanted(&mut self) -> Option<Wanted> {
+        if core::mem::take(&mut self.wants_table) {
+            return Some(Wanted::Table);
+        }
+        self.wanted.pop().map(Wanted::Contact)
+    }
+
+    fn want(&mut self, wanted: Wanted) {
+        match wanted {
+            Wanted::Table => self.wants_table = true,
+            Wanted::Contact(contact) => self.wanted.insert(0, contact),
+        }
+    }
+
     /// Everything is looked up, so that only the confirmation is left.
     fn is_complete(&self) -> bool {
-        matches!(self.state, GroupState::Looking) && self.wanted.is_empty() && self.in_flight.is_empty()
+        let wants = self.wants_table || !self.wanted.is_empty();
+        matches!(self.state, GroupState::Looking) && !wants && self.in_flight.is_empty()
     }
 
     /// The id of a cached route.
@@ -302,7 +331,7 @@ impl Group {
     }
 }
 
-fn lookup(dialect: Dialect, dp_rank: u32, rank: &Contact) -> HttpRequest {
+pub(super) fn lookup(dialect: Dialect, dp_rank: u32, rank: &Contact) -> HttpRequest {
     let Contact { cp, tp, pp, .. } = rank;
     let path = match dialect {
         Dialect::E3 => format!(
@@ -312,5 +341,5 @@ fn lookup(dialect: Dialect, dp_rank: u32, rank: &Contact) -> HttpRequest {
             format!("/route?engine_rank={tp}&target_dp_group={dp_rank}&target_pp_rank={pp}")
         }
     };
-    HttpRequest { kind: CommandKind::Endpoint, path, body: None, max_body: MAX_TOPOLOGY_BYTES }
+    HttpRequest { kind: CommandKind::Endpoint, path, body: None, max_body: MAX_TOPOLOGY_BYTES, wait_ms: 0 }
 }

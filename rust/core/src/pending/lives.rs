@@ -7,6 +7,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::add::AddError;
+use super::headers::{Features, Headers, Identity};
 use super::peer::{Budget, Ready};
 use super::peer_state::{PeerEvent, PeerState};
 use super::route::{Event, EventKind};
@@ -21,13 +22,14 @@ use crate::time::Tick;
 use crate::topology::PrefillInfo;
 
 impl Machine {
-    /// The engine saw that the peer is gone; false when the address is not known.
+    /// The engine saw that the peer is gone, or that its life of that `epoch` is; false when the address is not known, or
+    /// that epoch is over.
     ///
     /// # Errors
     /// A malformed address; nothing changed then.
-    pub fn peer_lost(&mut self, now: Tick, address: &str) -> Result<bool, AddError> {
+    pub fn peer_lost(&mut self, now: Tick, address: &str, epoch: Option<u64>) -> Result<bool, AddError> {
         self.advance_to(now);
-        let Some(at) = self.find_spelled(address)? else {
+        let Some(at) = self.find_life(address, epoch)? else {
             return Ok(false);
         };
         self.lose(at, "lost: the engine said so");
@@ -35,16 +37,17 @@ impl Machine {
         Ok(true)
     }
 
-    /// The engine saw that the peer is another one now; false when the address is not known.
+    /// The engine saw that the peer is another one now than in `epoch`, if it says which; false when the address is not
+    /// known, or that epoch is over.
     ///
     /// # Errors
     /// A malformed address; nothing changed then.
-    pub fn peer_restarted(&mut self, now: Tick, address: &str) -> Result<bool, AddError> {
+    pub fn peer_restarted(&mut self, now: Tick, address: &str, epoch: Option<u64>) -> Result<bool, AddError> {
         self.advance_to(now);
-        let Some(at) = self.find_spelled(address)? else {
+        let Some(at) = self.find_life(address, epoch)? else {
             return Ok(false);
         };
-        self.start_over(at, None);
+        self.start_over(at, Identity::default());
         self.ask_again(at);
         self.rearm(at);
         Ok(true)
@@ -53,6 +56,16 @@ impl Machine {
     pub(super) fn find_spelled(&self, address: &str) -> Result<Option<u32>, AddError> {
         let addr = addr::canonical(address, self.options.default_port).map_err(AddError::Addr)?;
         Ok(self.peers.find(&addr))
+    }
+
+    /// The peer, unless what is said concerns an epoch that is over.
+    fn find_life(&self, address: &str, epoch: Option<u64>) -> Result<Option<u32>, AddError> {
+        let found = self.find_spelled(address)?;
+        let is_current = |&at: &u32| {
+            let peer = self.peers.at(at);
+            epoch.is_none_or(|epoch| peer.epoch == epoch && peer.ready().is_some())
+        };
+        Ok(found.filter(is_current))
     }
 
     pub(super) fn refuse(&mut self, at: u32, kind: FailureKind, text: &str) {
@@ -74,7 +87,7 @@ impl Machine {
     }
 
     /// A complete topology is here: a new epoch begins, if the engines fit.
-    pub(super) fn become_ready(&mut self, at: u32, info: PrefillInfo, instance: Option<&str>) {
+    pub(super) fn become_ready(&mut self, at: u32, info: PrefillInfo, headers: Headers<'_>) {
         let mapping = match map_ranks(&self.decode, &info) {
             Ok(mapping) => mapping,
             Err(incompatible) => {
@@ -85,21 +98,21 @@ impl Machine {
         };
         let peer = self.peers.at_mut(at);
         peer.epoch += 1;
-        let instance: Option<Arc<str>> = instance.map(Arc::from);
+        let identity = Identity::of_topology(headers, &info);
         let back = core::mem::take(&mut peer.lost).then(|| Event {
             kind: EventKind::PeerBack,
             addr: Arc::clone(&peer.addr),
             epoch: peer.epoch,
-            old_instance: peer.instance.clone(),
-            new_instance: instance.clone(),
+            old_instance: peer.identity.instance.clone(),
+            new_instance: identity.instance.clone(),
             rooms: Vec::new(),
         });
-        peer.instance = instance;
+        peer.identity = identity;
         peer.budget = Budget::default();
         let phase = 0.5 + 0.5 * unit_interval(self.options.seed, &peer.addr, 0);
         let beat = self.now.after(seconds(self.options.heartbeat_interval_s * phase));
         let contacts = mapping.contacts().collect();
-        peer.on(PeerEvent::Answered(Box::new(Ready::new(info, mapping, contacts, beat))));
+        peer.on(PeerEvent::Answered(Box::new(Ready::new(info, mapping, contacts, Features::of(headers), beat))));
         self.note_ready(at, back.is_some());
         if let Some(back) = back {
             self.push_event(back);
@@ -109,15 +122,28 @@ impl Machine {
         }
     }
 
-    /// The peer is another one now; what it is has to be asked.
-    pub(super) fn start_over(&mut self, at: u32, instance: Option<&str>) {
+    /// The peer is another one now, and this is what it is.
+    pub(super) fn replace(&mut self, at: u32, info: PrefillInfo, headers: Headers<'_>) {
+        let dialect = self.peers.at(at).dialect;
         self.note_restarted(at);
-        self.tell(EventKind::PeerRestarted, at, instance);
+        let identity = Identity::of_topology(headers, &info);
+        self.tell(EventKind::PeerRestarted, at, identity.instance.as_ref());
+        self.reset(at);
+        if !self.rests_after_restart(at) {
+            self.peers.at_mut(at).dialect = dialect;
+            self.become_ready(at, info, headers);
+        }
+    }
+
+    /// The peer is another one now; what it is has to be asked.
+    fn start_over(&mut self, at: u32, identity: Identity) {
+        self.note_restarted(at);
+        self.tell(EventKind::PeerRestarted, at, identity.instance.as_ref());
         self.reset(at);
         let peer = self.peers.at_mut(at);
         peer.lost = false;
         peer.budget = Budget::default();
-        peer.instance = instance.map(Arc::from);
+        peer.identity = identity;
     }
 
     /// Ask for the topology at once, if somebody waits.
@@ -128,8 +154,8 @@ impl Machine {
     }
 
     /// A peer said that it is another one: start over, at once the first time.
-    pub(super) fn restart(&mut self, at: u32, instance: Option<&str>) {
-        self.start_over(at, instance);
+    pub(super) fn restart(&mut self, at: u32, identity: Identity) {
+        self.start_over(at, identity);
         if !self.rests_after_restart(at) {
             self.ask_again(at);
         }
@@ -137,7 +163,7 @@ impl Machine {
 
     /// Whether the peer has to wait because it restarted a moment ago. One that gives another answer each time
     /// would otherwise be asked as fast as it answers.
-    pub(super) fn rests_after_restart(&mut self, at: u32) -> bool {
+    fn rests_after_restart(&mut self, at: u32) -> bool {
         let (now, interval) = (self.now, self.interval());
         let peer = self.peers.at_mut(at);
         let until = peer.restart_not_before;
@@ -191,8 +217,7 @@ impl Machine {
         peer.budget.spent = None;
         peer.budget.deferred = false;
         if let PeerState::Ready(ready) = peer.on(PeerEvent::Dropped) {
-            tickets.extend(ready.read.in_flight);
-            tickets.extend(ready.query.in_flight);
+            tickets.extend([ready.read.in_flight, ready.read.check, ready.query.in_flight, ready.query.waiting_flight].into_iter().flatten());
             tickets.extend(ready.groups.values().flat_map(|group| group.in_flight.iter().copied()));
             self.retired.extend(ready.groups.values().filter_map(super::peer::Group::route_id));
         }
@@ -220,14 +245,14 @@ impl Machine {
     }
 
     /// Note an event of the epoch that ends.
-    pub(super) fn tell(&mut self, kind: EventKind, at: u32, new_instance: Option<&str>) {
+    pub(super) fn tell(&mut self, kind: EventKind, at: u32, new_instance: Option<&Arc<str>>) {
         let peer = self.peers.at(at);
         let event = Event {
             kind,
             addr: Arc::clone(&peer.addr),
             epoch: peer.epoch,
-            old_instance: peer.instance.clone(),
-            new_instance: new_instance.map(Arc::from),
+            old_instance: peer.identity.instance.clone(),
+            new_instance: new_instance.cloned(),
             rooms: self.routed_rooms(kind, &peer.addr),
         };
         self.push_event(event);

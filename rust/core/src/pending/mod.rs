@@ -10,6 +10,7 @@ mod dp_rank;
 mod driver;
 mod endpoints;
 mod explain;
+mod headers;
 mod lives;
 mod options;
 mod peer;
@@ -21,6 +22,7 @@ mod rooms;
 mod route;
 mod slots;
 mod stats;
+mod table;
 mod told;
 
 use alloc::boxed::Box;
@@ -37,6 +39,7 @@ use hashbrown::HashMap;
 pub use add::{AddError, Added};
 pub use changes::{Change, ChangeKind};
 pub use counters::{ByKind, Counters, PeerCounters, RequestCounters, Wait, Waits};
+pub use headers::Headers;
 pub use options::{Allowed, OptionError, Options};
 pub use route::{Command, CommandKind, Endpoint, Event, EventKind, Route, Step};
 pub use slots::Outcome;
@@ -67,6 +70,8 @@ pub struct Machine {
     peers: Peers,
     flights: HashMap<Ticket, Flight>,
     commands: VecDeque<Command>,
+    /// Waiting queries in flight.
+    waiting_queries: u32,
     /// Peers that the next poll looks at: budgets spent while the scheduler stood still, and `per_cycle`.
     for_poll: Vec<u32>,
     events: Vec<Event>,
@@ -107,11 +112,15 @@ enum Purpose {
     /// The topology of a peer that is refused or down.
     Probe,
     /// The topology of a ready peer: a heartbeat or a confirmation.
-    Read,
-    /// dp ranks.
-    Query,
+    Read { heartbeat: bool },
+    /// A cached endpoint once more, to see whether the peer is still the same.
+    Check { dp_rank: u32, contact: u32 },
+    /// dp ranks, from a peer that answers at once or one that waits until it knows one.
+    Query { waiting: bool },
     /// The endpoint of one contact of a dp rank.
     Lookup { dp_rank: u32, contact: u32 },
+    /// The endpoints of all ranks of a dp rank.
+    Table { dp_rank: u32 },
 }
 
 /// A room that was told failed before its request came.
@@ -137,6 +146,7 @@ impl Machine {
             peers: Peers::default(),
             flights: HashMap::new(),
             commands: VecDeque::new(),
+            waiting_queries: 0,
             for_poll: Vec::new(),
             events: Vec::new(),
             tombstones: HashMap::new(),
@@ -196,12 +206,17 @@ impl Machine {
             path: request.path,
             body: request.body,
             max_body: request.max_body,
+            wait_ms: request.wait_ms,
         });
         ticket
     }
 
     fn cancel(&mut self, ticket: Ticket) {
-        if self.flights.remove(&ticket).is_some_and(|flight| flight.taken) {
+        let flight = self.flights.remove(&ticket);
+        if flight.is_some_and(|flight| matches!(flight.purpose, Purpose::Query { waiting: true })) {
+            self.waiting_queries -= 1;
+        }
+        if flight.is_some_and(|flight| flight.taken) {
             self.commands.push_back(Command {
                 ticket,
                 kind: CommandKind::Cancel,
@@ -209,6 +224,7 @@ impl Machine {
                 path: String::new(),
                 body: None,
                 max_body: 0,
+                wait_ms: 0,
             });
         }
     }
@@ -220,6 +236,7 @@ struct HttpRequest {
     path: String,
     body: Option<Vec<u8>>,
     max_body: usize,
+    wait_ms: u32,
 }
 
 impl fmt::Debug for Machine {

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 
 use hashbrown::HashMap;
 
+use super::headers::{Features, Identity};
 use super::peer_state::{PeerEvent, PeerState};
 use super::route::{Endpoint, Route};
 use super::slots::{Ask, List};
@@ -27,7 +28,7 @@ pub(super) struct Peer {
     pub budget: Budget,
     /// The attempt or probe in flight.
     pub fetch: Option<Ticket>,
-    pub instance: Option<Arc<str>>,
+    pub identity: Identity,
     pub epoch: u64,
     /// A restart before this instant is followed by a pause.
     pub restart_not_before: Tick,
@@ -60,6 +61,7 @@ pub(super) struct Budget {
 pub(super) struct Ready {
     pub info: Arc<PrefillInfo>,
     pub mapping: Arc<RankMapping>,
+    pub features: Features,
     /// The ranks to contact, in contact order.
     pub contacts: Vec<Contact>,
     pub query: Query,
@@ -79,21 +81,30 @@ pub(super) struct Ready {
 ///
 /// A room is asked for at once, and while the peer does not know it 20, 40, ... ms and at most 1 s after it was
 /// asked for last; one query is in flight at a time, and two start at least 20 ms apart.
+///
+/// A peer with `wait-query` is asked for all of them by one query that it answers when it knows one; beside it the plain
+/// query goes on, for rooms that came later.
 #[derive(Debug)]
 pub(super) struct Query {
     pub in_flight: Option<Ticket>,
+    pub waiting_flight: Option<Ticket>,
     pub not_before: Tick,
     pub error: String,
     /// Rooms by how often they were unknown, each list in order of when it is their turn.
     pub turns: [List; TURNS],
     pub failed: List,
     pub asking: List,
+    /// Rooms in the waiting query.
+    pub awaited: List,
 }
 
 /// Reads of a ready peer's topology: heartbeats, and confirmations after look-ups.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Read {
     pub in_flight: Option<Ticket>,
+    /// The look-up of a cached endpoint in flight, and how many there were.
+    pub check: Option<Ticket>,
+    pub checks: u32,
     pub not_before: Tick,
     pub next_heartbeat: Tick,
     pub missed: u32,
@@ -106,6 +117,8 @@ pub(super) struct Group {
     pub created: u64,
     pub state: GroupState,
     pub found: Vec<Option<Endpoint>>,
+    /// All contacts are to be looked up by one query.
+    pub wants_table: bool,
     /// Contacts to look up, the next one last.
     pub wanted: Vec<u32>,
     pub in_flight: Vec<Ticket>,
@@ -146,7 +159,7 @@ impl Peer {
             dialect: Dialect::E3,
             budget: Budget::default(),
             fetch: None,
-            instance: None,
+            identity: Identity::default(),
             epoch: 0,
             restart_not_before: Tick::ZERO,
             lost: false,
@@ -203,20 +216,16 @@ impl Ready {
         info: PrefillInfo,
         mapping: RankMapping,
         contacts: Vec<Contact>,
+        features: Features,
         next_heartbeat: Tick,
     ) -> Self {
         Self {
             info: Arc::new(info),
             mapping: Arc::new(mapping),
             contacts,
+            features,
             query: Query::new(),
-            read: Read {
-                in_flight: None,
-                not_before: Tick::ZERO,
-                next_heartbeat,
-                missed: 0,
-                missed_since: Tick::ZERO,
-            },
+            read: Read { next_heartbeat, ..Read::default() },
             groups: HashMap::new(),
             looking: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -250,11 +259,13 @@ impl Ready {
     pub fn create_group(&mut self, dp_rank: u32) {
         self.groups_created += 1;
         let count = crate::ids::number(self.contacts.len());
+        let wants_table = self.has_table();
         let group = Group {
             created: self.groups_created,
             state: GroupState::Looking,
             found: (0..count).map(|_| None).collect(),
-            wanted: (0..count).rev().collect(),
+            wants_table,
+            wanted: if wants_table { Vec::new() } else { (0..count).rev().collect() },
             in_flight: Vec::new(),
             not_found: false,
             last_error: String::new(),
@@ -280,11 +291,13 @@ impl Query {
     fn new() -> Self {
         Self {
             in_flight: None,
+            waiting_flight: None,
             not_before: Tick::ZERO,
             error: String::new(),
             turns: [List::EMPTY; TURNS],
             failed: List::EMPTY,
             asking: List::EMPTY,
+            awaited: List::EMPTY,
         }
     }
 
@@ -298,6 +311,7 @@ impl Query {
             }
             Ask::Failed => &mut self.failed,
             Ask::InFlight => &mut self.asking,
+            Ask::Awaited => &mut self.awaited,
         }
     }
 

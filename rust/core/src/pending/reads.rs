@@ -1,19 +1,21 @@
-//! Reads of a ready peer's topology: heartbeats, and the confirmation after look-ups.
+//! Reads of a ready peer: heartbeats, the confirmation after look-ups, and one of the cached endpoints now and then.
 
 use alloc::format;
 use alloc::string::ToString;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::attempts::sentinel;
+use super::endpoints::lookup;
+use super::headers::{Headers, Identity};
 use super::peer::{Group, GroupState, Ready};
-use super::route::{CommandKind, EventKind};
-use super::{Flight, Machine, Purpose};
+use super::route::{CommandKind, Endpoint};
+use super::{Flight, HttpRequest, Machine, Purpose};
 use crate::answer::Answer;
-use crate::ids::Ticket;
+use crate::ids::{Ticket, index, number};
 use crate::retry::seconds;
 use crate::time::Tick;
 use crate::topology::PrefillInfo;
+use crate::wire;
 
 impl Machine {
     /// A read was answered.
@@ -23,10 +25,10 @@ impl Machine {
         ticket: Ticket,
         flight: Flight,
         answer: Answer,
-        instance: Option<&str>,
+        headers: Headers<'_>,
     ) {
         match answer {
-            Answer::Good(info) => self.read_succeeded(at, ticket, flight, *info, instance),
+            Answer::Good(info) => self.read_succeeded(at, ticket, flight, *info, headers),
             Answer::Transient { text, .. } | Answer::Permanent { text, .. } => {
                 self.read_failed(at, flight, &text);
             }
@@ -40,26 +42,17 @@ impl Machine {
         ticket: Ticket,
         flight: Flight,
         info: PrefillInfo,
-        instance: Option<&str>,
+        headers: Headers<'_>,
     ) {
         let peer = self.peers.at(at);
+        let identity = Identity::of_topology(headers, &info);
         let changed = peer.ready().is_none_or(|ready| *ready.info != info);
-        if changed || self.is_other_instance(at, instance) {
-            let dialect = peer.dialect;
-            self.note_restarted(at);
-            self.tell(EventKind::PeerRestarted, at, instance);
-            self.reset(at);
-            if !self.rests_after_restart(at) {
-                self.peers.at_mut(at).dialect = dialect;
-                self.become_ready(at, info, instance);
-            }
-            return;
+        if changed || peer.identity.differs_from(&identity) {
+            return self.replace(at, info, headers);
         }
         let interval = seconds(self.options.heartbeat_interval_s);
         let peer = self.peers.at_mut(at);
-        if peer.instance.is_none() {
-            peer.instance = instance.map(Arc::from);
-        }
+        peer.identity.learn(identity);
         let Some(ready) = peer.ready_mut() else {
             return;
         };
@@ -68,6 +61,9 @@ impl Machine {
         ready.read.next_heartbeat = flight.started.after(interval);
         for dp_rank in ready.confirmed_by(ticket) {
             self.confirm_group(at, dp_rank);
+        }
+        if matches!(flight.purpose, Purpose::Read { heartbeat: true }) {
+            self.check_an_endpoint(at);
         }
     }
 
@@ -98,11 +94,52 @@ impl Machine {
         }
     }
 
-    /// Whether `instance` says that the peer is not the one whose topology is cached.
-    pub(super) fn is_other_instance(&self, at: u32, instance: Option<&str>) -> bool {
-        match (&self.peers.at(at).instance, instance) {
-            (Some(known), Some(now)) => **known != *now,
-            (None, _) | (_, None) => false,
+    /// Whether the headers say that the peer is not the one whose topology is cached.
+    pub(super) fn is_other_life(&self, at: u32, headers: Headers<'_>) -> bool {
+        self.peers.at(at).identity.differs_from(&Identity::of(headers))
+    }
+
+    /// Look up one cached endpoint again, another one each time: all that shows the restart of a peer that states
+    /// neither instance nor epoch and has the same topology again.
+    fn check_an_endpoint(&mut self, at: u32) {
+        let peer = self.peers.at_mut(at);
+        if peer.identity.is_stated() {
+            return;
+        }
+        let dialect = peer.dialect;
+        let Some(ready) = peer.ready_mut() else { return };
+        let Some((dp_rank, contact)) = ready.next_check() else { return };
+        let Some(rank) = ready.contacts.get(index(contact)) else { return };
+        let request = HttpRequest { kind: CommandKind::Heartbeat, ..lookup(dialect, dp_rank, rank) };
+        let ticket = self.send(at, Purpose::Check { dp_rank, contact }, self.now, request);
+        if let Some(ready) = self.peers.at_mut(at).ready_mut() {
+            ready.read.check = Some(ticket);
+        }
+    }
+
+    /// A cached endpoint was looked up again. Only a clear answer counts: the reads tell whether the peer is there.
+    pub(super) fn on_check(
+        &mut self,
+        at: u32,
+        (dp_rank, contact): (u32, u32),
+        status: u16,
+        body: &[u8],
+        headers: Headers<'_>,
+    ) {
+        let ready = self.peers.at(at).ready();
+        let Some(known) = ready.and_then(|ready| ready.endpoint(dp_rank, contact)) else {
+            return;
+        };
+        let moved = match status {
+            404 => true,
+            200 => {
+                let found = wire::parse_endpoint(body);
+                found.is_ok_and(|found| found.ip != known.ip || found.port != known.port)
+            }
+            _ => false,
+        };
+        if moved {
+            self.restart(at, Identity::of(headers));
         }
     }
 
@@ -115,7 +152,8 @@ impl Machine {
         };
         let confirms = !read.reading.is_empty() && read.read.not_before <= now;
         let kind = if confirms { CommandKind::Topology } else { CommandKind::Heartbeat };
-        let ticket = self.send(at, Purpose::Read, now, sentinel(kind, self.peers.at(at).dialect));
+        let purpose = Purpose::Read { heartbeat: !confirms };
+        let ticket = self.send(at, purpose, now, sentinel(kind, self.peers.at(at).dialect));
         if let Some(ready) = self.peers.at_mut(at).ready_mut() {
             ready.read.in_flight = Some(ticket);
         }
@@ -130,6 +168,30 @@ impl Ready {
         }
         let confirm = (!self.reading.is_empty()).then_some(self.read.not_before);
         Some(confirm.map_or(self.read.next_heartbeat, |confirm| confirm.min(self.read.next_heartbeat)))
+    }
+
+    /// The cached endpoint whose turn it is to be looked up again, if none is being looked up.
+    fn next_check(&mut self) -> Option<(u32, u32)> {
+        let is_ready = |group: &Group| matches!(group.state, GroupState::Ready(_));
+        let mut ready: Vec<u32> =
+            self.groups.iter().filter(|(_, group)| is_ready(group)).map(|(&dp_rank, _)| dp_rank).collect();
+        if ready.is_empty() || self.read.check.is_some() {
+            return None;
+        }
+        ready.sort_unstable();
+        let turn = index(self.read.checks);
+        self.read.checks = self.read.checks.wrapping_add(1);
+        // Another dp rank each time: a rank that restarts alone is rarer than an engine that does.
+        let dp_rank = ready.get(turn % ready.len())?;
+        Some((*dp_rank, number(turn / ready.len() % self.contacts.len())))
+    }
+
+    /// A cached endpoint.
+    fn endpoint(&self, dp_rank: u32, contact: u32) -> Option<&Endpoint> {
+        match &self.groups.get(&dp_rank)?.state {
+            GroupState::Ready(route) => route.endpoints.get(index(contact)),
+            GroupState::Looking | GroupState::Waiting { .. } | GroupState::Reading { .. } => None,
+        }
     }
 
     /// The groups that were waiting for a read when this one was handed out.

@@ -170,7 +170,8 @@ impl Requests {
         let mut all: Vec<u32> = self.slots.iter(&peer.need_info, Link::Peer).collect();
         if let Some(ready) = peer.ready() {
             let turns = ready.query.waiting().map(|(_, list)| list);
-            for list in turns.chain([&ready.query.asking]).chain(ready.groups.values().map(|g| &g.waiters)) {
+            let asked = [&ready.query.asking, &ready.query.awaited];
+            for list in turns.chain(asked).chain(ready.groups.values().map(|g| &g.waiters)) {
                 all.extend(self.slots.iter(list, Link::Peer));
             }
             all.sort_unstable_by_key(|&at| self.slots.at(at).seq);

@@ -94,6 +94,8 @@ pub struct Command {
     pub body: Option<Vec<u8>>,
     /// Most bytes of body that the answer may have.
     pub max_body: usize,
+    /// How long the peer was asked to wait before it answers, on top of the total timeout; in milliseconds.
+    pub wait_ms: u32,
 }
 
 /// What happened to a peer.

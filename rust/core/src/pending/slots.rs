@@ -61,6 +61,8 @@ pub(super) enum Ask {
     Failed,
     /// In the query that is in flight.
     InFlight,
+    /// In the waiting query that is in flight.
+    Awaited,
 }
 
 /// How a request ended.

@@ -140,6 +140,18 @@ impl<'a> Raw<'a> {
         }
     }
 
+    /// The value as an object of its own.
+    pub(super) fn object(self) -> Result<Object<'a>, ProtocolError> {
+        Object::parse(self.text.as_bytes()).map_err(|_| self.refused(ProtocolRule::NotAnObject))
+    }
+
+    /// The items of a list, each under the list's key.
+    pub(super) fn items(self) -> Result<Vec<Self>, ProtocolError> {
+        let items: Result<Vec<&'a RawValue>, _> = serde_json::from_str(self.text);
+        let items = items.map_err(|_| self.refused(ProtocolRule::NotAList))?;
+        Ok(items.into_iter().map(|item| Self { key: self.key, text: item.get() }).collect())
+    }
+
     /// The value as a tree, without duplicate keys at any depth.
     pub(super) fn tree(self) -> Result<Value, ProtocolError> {
         serde_json::from_str(self.text).map(|tree: Tree| tree.0).map_err(|error| {

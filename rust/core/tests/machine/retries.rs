@@ -5,7 +5,7 @@ use core::time::Duration;
 use disagg_core::TransportError;
 use disagg_core::failure::FailureKind;
 use disagg_core::ids::{RequestId, Room, Ticket};
-use disagg_core::pending::{Added, Command, CommandKind, Machine, Options, Outcome, Step};
+use disagg_core::pending::{Added, Command, CommandKind, Headers, Machine, Options, Outcome, Step};
 use disagg_core::retry::RetryPolicy;
 use disagg_core::time::Tick;
 use disagg_core::topology::{DecodeRank, DecodeRankSpec};
@@ -237,18 +237,18 @@ impl Run {
         let (now, ticket) = (self.now, attempt.ticket);
         match trouble {
             Some(Trouble::Error(error)) => self.machine.on_error(now, ticket, error, "it broke"),
-            Some(Trouble::NotReady) => self.machine.on_response(now, ticket, 503, b"", None),
-            Some(Trouble::Junk) => self.machine.on_response(now, ticket, 200, b"<html>", None),
+            Some(Trouble::NotReady) => self.machine.on_response(now, ticket, 503, b"", Headers::default()),
+            Some(Trouble::Junk) => self.machine.on_response(now, ticket, 200, b"<html>", Headers::default()),
             Some(Trouble::OldAndNotReady) => {
-                self.machine.on_response(now, ticket, 400, b"", None);
+                self.machine.on_response(now, ticket, 400, b"", Headers::default());
                 let older = self.machine.poll_command().expect("the older form is asked at once");
                 assert!(older.path.contains("engine_rank=-1"), "{older:?}");
-                self.machine.on_response(now, older.ticket, 503, b"", None);
+                self.machine.on_response(now, older.ticket, 503, b"", Headers::default());
             }
             None => {
                 self.answered = true;
                 let body = TOPOLOGIES[0].body.as_bytes();
-                return self.machine.on_response(now, ticket, 200, body, None);
+                return self.machine.on_response(now, ticket, 200, body, Headers::default());
             }
         }
         self.last = Some(attempt);
@@ -280,7 +280,7 @@ impl Run {
                     panic!("{command:?}")
                 }
             };
-            self.machine.on_response(self.now, command.ticket, 200, body.as_bytes(), None);
+            self.machine.on_response(self.now, command.ticket, 200, body.as_bytes(), Headers::default());
         }
         let step = self.machine.poll(self.now, usize::MAX);
         let routed = step.ended.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Routed(_)));

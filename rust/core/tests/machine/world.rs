@@ -105,11 +105,11 @@ impl World {
                 self.oracle.on_fail_room(room, reason, status, met);
             }
             Op::Lost { peer, spelling } => {
-                let known = self.machine.peer_lost(now, spell(peer, spelling)).unwrap();
+                let known = self.machine.peer_lost(now, spell(peer, spelling), None).unwrap();
                 self.oracle.on_peer_lost(SPELLINGS[peer][0], known);
             }
             Op::Restarted { peer, spelling } => {
-                let known = self.machine.peer_restarted(now, spell(peer, spelling)).unwrap();
+                let known = self.machine.peer_restarted(now, spell(peer, spelling), None).unwrap();
                 self.oracle.on_peer_restarted(SPELLINGS[peer][0], known);
             }
             ref other => unreachable!("{other:?} tells nothing"),

@@ -45,6 +45,13 @@ impl Oracle {
         self.waited.clear();
     }
 
+    /// Attempts, probes, and reads of the topology in flight.
+    fn reads_of(&self, addr: &str) -> usize {
+        let kinds = [CommandKind::Topology, CommandKind::Heartbeat];
+        let its = self.flights.values().filter(|it| it.addr == addr && kinds.contains(&it.kind));
+        its.filter(|it| !it.is_check()).count()
+    }
+
     fn waiting(&self) -> impl Iterator<Item = (String, u64)> {
         let waiting = self.held.iter().filter(|it| it.owns_room && !it.due && it.preset.is_none());
         waiting.map(|it| (it.addr.clone(), it.room))
@@ -57,10 +64,9 @@ impl Oracle {
             return;
         }
         let RetryPolicy { interval_s, max_interval_s, .. } = self.setup.policy;
-        let reads = [CommandKind::Topology, CommandKind::Heartbeat];
         for (addr, peer) in &self.peers {
             let mut within_s = Vec::new();
-            if peer.ready.is_some() && self.flights_of(addr, &reads) == 0 {
+            if peer.ready.is_some() && self.reads_of(addr) == 0 {
                 within_s.push(self.setup.options.heartbeat_interval_s);
             }
             if self.has_held(addr) && self.flights_of(addr, &CommandKind::HTTP) == 0 {
@@ -106,16 +112,19 @@ impl Oracle {
         self.flights.insert(command.ticket, flight);
     }
 
-    /// J1: at most one attempt, probe or read, at most one dp-rank query, and as many look-ups as are allowed.
+    /// J1: at most one attempt, probe or read, at most one dp-rank query and one look-up that checks, and as many
+    /// look-ups as are allowed.
     fn one_question_of_a_kind_is_in_flight(&self, addr: &str) {
         let most = usize::try_from(self.setup.options.max_endpoint_lookups_per_peer).unwrap();
         for (kinds, most) in [
-            (&[CommandKind::Topology, CommandKind::Heartbeat][..], 1),
+            (&[CommandKind::Topology][..], 1),
             (&[CommandKind::DpRanks], 1),
             (&[CommandKind::Endpoint], most),
         ] {
             assert!(self.flights_of(addr, kinds) <= most, "{kinds:?} at {addr}: {:?}", self.flights);
         }
+        let checks = self.flights_of(addr, &[CommandKind::Topology, CommandKind::Heartbeat]) - self.reads_of(addr);
+        assert!(self.reads_of(addr) <= 1 && checks <= 1, "reads at {addr}: {:?}", self.flights);
     }
 
     /// J3: attempts and probes start as far apart as the policy says; the older form belongs to the same attempt.
@@ -124,6 +133,10 @@ impl Oracle {
         let (now, per_cycle) = (self.now(), self.setup.policy.per_cycle);
         let flight = self.flights.get_mut(&command.ticket).unwrap();
         let peer = self.peers.get_mut(&*command.addr).unwrap();
+        if flight.is_check() {
+            let ready = peer.ready.as_ref().expect("only a ready peer has cached endpoints");
+            return assert!(ready.instance.is_none(), "its restart shows in the instance: {command:?}");
+        }
         if flight.life.is_some() {
             if command.kind == CommandKind::Topology {
                 let not_before = peer.paced.get("read").copied().unwrap_or_default();

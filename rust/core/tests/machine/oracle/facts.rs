@@ -35,15 +35,11 @@ impl Oracle {
         }
         let class = answer.class(flight.is_older_form(), self.setup.options.not_found_is_transient);
         match flight.kind {
-            CommandKind::Topology | CommandKind::Heartbeat => {
+            CommandKind::Topology | CommandKind::Heartbeat if !flight.is_check() => {
                 self.on_topology(flight, class, instance, decided);
             }
-            CommandKind::DpRanks | CommandKind::Endpoint if self.is_other(&flight.addr, instance) => {
-                self.tell(EventKind::PeerRestarted, &flight.addr);
-                self.start_over(&flight.addr);
-                let (policy, now) = (self.setup.policy, self.now());
-                self.peers.get_mut(&flight.addr).unwrap().rests_after_restart(&policy, now);
-            }
+            _ if self.is_other(&flight.addr, instance) => self.restart(&flight.addr),
+            CommandKind::Topology | CommandKind::Heartbeat => self.on_check(flight, answer),
             CommandKind::DpRanks => self.on_ranks(flight, answer),
             CommandKind::Endpoint => self.on_endpoint(flight, answer),
             CommandKind::Cancel => unreachable!("a cancellation is not in flight"),
@@ -56,6 +52,7 @@ impl Oracle {
             return;
         }
         match flight.kind {
+            CommandKind::Heartbeat if flight.is_check() => {}
             CommandKind::Topology | CommandKind::Heartbeat => self.on_topology(flight, class, None, decided),
             CommandKind::DpRanks => self.pace("query", flight),
             CommandKind::Endpoint => self.pace(&flight.path, flight),
@@ -214,6 +211,23 @@ impl Oracle {
             }
             _ => self.pace(&flight.path, flight),
         }
+    }
+
+    /// A cached endpoint that is another one now, or not there, means another life.
+    fn on_check(&mut self, flight: &Flight, answer: &Answer) {
+        let known = self.routes.port(flight);
+        match (answer.status, &answer.says) {
+            (200, &Says::Endpoint(port)) if Some(port) != known => self.restart(&flight.addr),
+            (404, _) => self.restart(&flight.addr),
+            _ => {}
+        }
+    }
+
+    fn restart(&mut self, addr: &str) {
+        self.tell(EventKind::PeerRestarted, addr);
+        self.start_over(addr);
+        let (policy, now) = (self.setup.policy, self.now());
+        self.peers.get_mut(addr).unwrap().rests_after_restart(&policy, now);
     }
 
     /// A request that was twice told that a rank of its dp rank is not there has ended.

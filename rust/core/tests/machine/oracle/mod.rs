@@ -86,6 +86,11 @@ impl Oracle {
         }
     }
 
+    /// The port that a peer which is the same as before gives again.
+    pub fn known_port(&self, flight: &Flight) -> Option<u16> {
+        flight.is_check().then(|| self.routes.port(flight)).flatten()
+    }
+
     pub fn pass(&mut self, to: Tick) {
         self.clock.pass(to);
     }

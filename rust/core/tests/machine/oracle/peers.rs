@@ -65,6 +65,11 @@ impl Flight {
         self.path.contains("engine_rank")
     }
 
+    /// Whether it asks for a cached endpoint once more.
+    pub fn is_check(&self) -> bool {
+        self.kind == CommandKind::Heartbeat && !self.path.contains("=-1")
+    }
+
     /// Whether a look-up is of this dp rank.
     pub fn is_of_dp_rank(&self, dp_rank: u32) -> bool {
         self.path.contains(&format!("prefill_dp_rank={dp_rank}&"))

@@ -59,6 +59,12 @@ impl Routes {
         self.endpoints.insert(port, Found { life, path: flight.path.clone(), handed_out });
     }
 
+    /// The port that was last answered to the same look-up in the same life.
+    pub fn port(&self, flight: &Flight) -> Option<u16> {
+        let same = |found: &Found| Some(found.life) == flight.life && found.path == flight.path;
+        self.endpoints.iter().rev().find(|(_, found)| same(found)).map(|(&port, _)| port)
+    }
+
     pub fn find_rank(&mut self, life: u64, room: u64, rank: u32) {
         self.ranks.insert((life, room, rank));
     }

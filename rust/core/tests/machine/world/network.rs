@@ -4,13 +4,17 @@ use core::time::Duration;
 
 use disagg_core::TransportError;
 use disagg_core::ids::Ticket;
-use disagg_core::pending::CommandKind;
+use disagg_core::pending::{CommandKind, Headers};
 use disagg_core::time::Tick;
 
 use super::{World, pick};
 use crate::replies::{Question, Reply, class_of_error};
 use crate::script::{Op, Timers};
 use crate::setup::SPELLINGS;
+
+fn headers(instance: Option<&'static str>) -> Headers<'static> {
+    Headers { instance, ..Headers::default() }
+}
 
 impl World {
     pub fn answer(&mut self, op: &Op) {
@@ -57,16 +61,17 @@ impl World {
     fn answer_one(&mut self, ticket: Ticket, reply: Reply, instance: Option<&'static str>) {
         let flight = self.oracle.land(ticket);
         let peer = SPELLINGS.iter().position(|spellings| spellings[0] == flight.addr).unwrap();
+        let known = if reply == Reply::Good { self.oracle.known_port(&flight) } else { None };
         let question = Question {
-            kind: flight.kind,
+            kind: if flight.is_check() { CommandKind::Endpoint } else { flight.kind },
             rooms: &flight.rooms,
             topology: self.topologies[peer],
-            port: self.new_port(),
+            port: known.unwrap_or_else(|| self.new_port()),
         };
         let answer = reply.answer(&question);
         let before = self.stats().decided;
         let now = self.now();
-        self.machine.on_response(now, ticket, answer.status, answer.body.as_bytes(), instance);
+        self.machine.on_response(now, ticket, answer.status, answer.body.as_bytes(), headers(instance));
         let decided = self.stats().decided - before;
         self.oracle.on_answer(&flight, &answer, instance, decided);
     }
@@ -97,7 +102,7 @@ impl World {
             Question { kind: CommandKind::Endpoint, rooms: &[1, 2], topology: 0, port: self.new_port() };
         let (answer, before) = (reply.answer(&question), self.stats());
         let now = self.now();
-        self.machine.on_response(now, ticket, answer.status, answer.body.as_bytes(), Some("c"));
+        self.machine.on_response(now, ticket, answer.status, answer.body.as_bytes(), headers(Some("c")));
         assert_eq!(self.stats(), before, "{ticket:?} is not awaited");
     }
 

@@ -1,0 +1,88 @@
+//! What the headers of an answer say about the peer: which life it is, which snapshot, and what it can do.
+
+use alloc::sync::Arc;
+
+use serde_json::Value;
+
+use crate::topology::PrefillInfo;
+
+/// The headers of one answer that concern the peer, each None where it is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Headers<'a> {
+    /// `X-SGLang-Disaggregation-Instance-ID`: one life of the prefill engine.
+    pub instance: Option<&'a str>,
+    /// `X-Disagg-Epoch`: one snapshot of its registrations.
+    pub epoch: Option<&'a str>,
+    /// `X-Disagg-Features`: what it understands beyond SGLang's protocol.
+    pub features: Option<&'a str>,
+}
+
+impl Headers<'_> {
+    /// The same without values that are too long to be kept.
+    pub(super) fn within_limits(self) -> Self {
+        let short = |text: &&str| text.len() <= MAX_VALUE;
+        Self {
+            instance: self.instance.filter(short),
+            epoch: self.epoch.filter(short),
+            features: self.features.filter(short),
+        }
+    }
+}
+
+/// Which life of a peer, and which of its snapshots, as far as it says. Values are compared for equality only.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Identity {
+    pub instance: Option<Arc<str>>,
+    epoch: Option<Arc<str>>,
+}
+
+impl Identity {
+    /// What an answer without a topology says.
+    pub fn of(headers: Headers<'_>) -> Self {
+        Self { instance: headers.instance.map(Arc::from), epoch: headers.epoch.map(Arc::from) }
+    }
+
+    /// What an answer with a topology says: a peer may name its instance there, where no header does.
+    pub fn of_topology(headers: Headers<'_>, info: &PrefillInfo) -> Self {
+        let field = || info.extras().get("instance_id").and_then(Value::as_str);
+        let instance = headers.instance.or_else(|| field().filter(|text| text.len() <= MAX_VALUE));
+        Self::of(Headers { instance, ..headers })
+    }
+
+    /// Whether `other` is said of another life or snapshot; what is not said does not differ.
+    pub fn differs_from(&self, other: &Self) -> bool {
+        let differ = |pair: (&Option<Arc<str>>, &Option<Arc<str>>)| matches!(pair, (Some(a), Some(b)) if a != b);
+        differ((&self.instance, &other.instance)) || differ((&self.epoch, &other.epoch))
+    }
+
+    /// Keep what was not known before.
+    pub fn learn(&mut self, other: Self) {
+        self.instance = self.instance.take().or(other.instance);
+        self.epoch = self.epoch.take().or(other.epoch);
+    }
+
+    /// Whether a restart shows in it.
+    pub fn is_stated(&self) -> bool {
+        self.instance.is_some() || self.epoch.is_some()
+    }
+}
+
+/// What a peer understands beyond SGLang's protocol (WIRE.md section 4).
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Features {
+    /// `GET /routes`: all endpoints of a dp rank in one answer.
+    pub table: bool,
+    /// `wait_ms` in the dp-rank query.
+    pub wait_query: bool,
+}
+
+impl Features {
+    /// Those that the header names, among others.
+    pub fn of(headers: Headers<'_>) -> Self {
+        let has = |name| headers.features.is_some_and(|text| text.split(',').any(|word| word.trim() == name));
+        Self { table: has("table"), wait_query: has("wait-query") }
+    }
+}
+
+/// Bytes; a longer header or field is taken for none.
+const MAX_VALUE: usize = 256;
