@@ -207,7 +207,9 @@ class Hammer:
         else:
             said = TOPOLOGIES[min(ADDRESSES.index(addr), 2)]
             changed = chance.random() < 0.05
-            self.driver.on_response(ticket, 200, said[-1 if changed else 0], ("other life", None, None) if changed else None)
+            self.driver.on_response(
+                ticket, 200, said[-1 if changed else 0], ("other life", None, None) if changed else None
+            )
         if chance.random() < 0.1:  # late and unknown facts
             self.driver.on_response(chance.choice([ticket, ticket - 1, 2**40]), 200, topology())
 

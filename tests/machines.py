@@ -110,6 +110,7 @@ class Pair:
         self.now = 0
         self.flights: list[Flight] = []
         self.taken = []
+        self.commands_seen = []
         self.ends: dict[Request, object] = {}
         self.held: list[Request] = []
         self.discarded: list[Request] = []
@@ -202,6 +203,7 @@ class Pair:
 
     def compare_commands(self):
         core = [tuple(command) for command in self.core.take_commands(2**20)]
+        self.commands_seen += core
         reference = list(self.reference.take_commands(2**20))
         keys = [
             sorted((command[1:] for command in commands if command[1] != "cancel"), key=repr)

@@ -191,7 +191,7 @@ class PendingMachine(RuleBasedStateMachine):
         return json.dumps(answer).encode()
 
     def table(self, data, flight):
-        """All endpoints of a dp rank with the topology that was said last; now and then one is left out, or it has changed."""
+        """All endpoints of a dp rank and the topology said last; now and then one is left out, or it has changed."""
         said = self.said[flight.addr] if data.draw(st.integers(0, 5)) else data.draw(st.sampled_from(TOPOLOGIES))
         ranks = ranks_of(said, int(flight.path.partition("=")[2]), port=data.draw(st.integers(1, 60_000)))
         left_out = data.draw(st.integers(-20, len(ranks)))
