@@ -245,3 +245,47 @@ fn a_503_that_contradicts_itself_says_nothing() {
         assert_eq!(parse_not_ready(body.as_bytes()), None, "{body}");
     }
 }
+
+#[test]
+fn table_gives_topology_and_the_endpoint_of_each_rank() {
+    let rank = |tp: u32| {
+        format!(
+            r#"{{"dp":1,"cp":0,"tp":"{tp}","pp":0,"rank_ip":"10.0.0.{tp}","rank_port":{},"new":[]}}"#,
+            9000 + tp
+        )
+    };
+    let body = format!(
+        r#"{{"instance_id":"a","epoch":"7","topology":{{"attn_tp_size":2,"dp_size":2}},"ranks":[{},{}],"new":1}}"#,
+        rank(1),
+        rank(0)
+    );
+    let table = parse_table(body.as_bytes()).unwrap();
+    assert_eq!((table.instance.as_deref(), table.epoch.as_deref()), (Some("a"), Some("7")));
+    assert_eq!((table.info.attn_tp_size(), table.info.dp_size()), (2, 2));
+    assert_eq!(table.find((1, 0, 1, 0)).map(|rank| rank.port), Some(9001));
+    assert_eq!(table.find((1, 0, 2, 0)), None);
+    assert_eq!(table.find((0, 0, 1, 0)), None);
+}
+
+#[test]
+fn table_is_refused_with_the_field_that_is_wrong() {
+    let topology = r#""topology":{"attn_tp_size":1,"dp_size":1}"#;
+    let rank = r#"{"dp":0,"cp":0,"tp":0,"pp":0,"rank_ip":"a","rank_port":1}"#;
+    for (body, field) in [
+        (String::from("[]"), "body"),
+        (format!("{{{topology}}}"), "ranks"),
+        (format!(r#"{{"ranks":[{rank}]}}"#), "topology"),
+        (format!(r#"{{"topology":null,"ranks":[{rank}]}}"#), "topology"),
+        (format!(r#"{{"topology":{{"attn_tp_size":null,"dp_size":1}},"ranks":[{rank}]}}"#), "topology"),
+        (format!(r#"{{"topology":{{"attn_tp_size":0,"dp_size":1}},"ranks":[{rank}]}}"#), "attn_tp_size"),
+        (format!(r#"{{{topology},"ranks":{rank}}}"#), "ranks"),
+        (format!(r#"{{{topology},"ranks":[7]}}"#), "ranks"),
+        (format!(r#"{{{topology},"ranks":[{rank},{rank}]}}"#), "ranks"),
+        (format!(r#"{{{topology},"ranks":[{}]}}"#, rank.replace(r#""tp":0"#, r#""tp":-1"#)), "tp"),
+        (format!(r#"{{{topology},"ranks":[{}]}}"#, rank.replace(r#""pp":0,"#, "")), "pp"),
+        (format!(r#"{{{topology},"ranks":[{}]}}"#, rank.replace(r#""a""#, r#""a b""#)), "rank_ip"),
+        (format!(r#"{{{topology},"ranks":[{rank}],"epoch":7}}"#), "epoch"),
+    ] {
+        assert_eq!(parse_table(body.as_bytes()).unwrap_err().field, field, "{body}");
+    }
+}

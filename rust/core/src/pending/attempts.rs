@@ -168,7 +168,7 @@ impl Machine {
 
 /// The topology query, in the form that the peer understands.
 pub(super) fn sentinel(kind: CommandKind, dialect: Dialect) -> HttpRequest {
-    HttpRequest { kind, path: dialect.topology_query().to_string(), body: None, max_body: MAX_TOPOLOGY_BYTES, wait_ms: 0 }
+    HttpRequest::get(kind, dialect.topology_query().to_string(), MAX_TOPOLOGY_BYTES)
 }
 
 fn gave_up(budget: &Budget) -> String {

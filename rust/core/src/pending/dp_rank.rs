@@ -103,8 +103,7 @@ impl Machine {
             self.waiting_queries += 1;
         }
         if let Some(ready) = self.peers.at_mut(at).ready_mut() {
-            let place =
-                if waiting { &mut ready.query.waiting_flight } else { &mut ready.query.in_flight };
+            let place = if waiting { &mut ready.query.waiting_flight } else { &mut ready.query.in_flight };
             *place = Some(ticket);
             ready.query.not_before = now.after(QUERY_GAP);
         }

@@ -70,14 +70,7 @@ impl Machine {
 
     /// An HTTP request was answered: its whole body, and the headers that concern the peer. A ticket that is not
     /// awaited any more is ignored.
-    pub fn on_response(
-        &mut self,
-        now: Tick,
-        ticket: Ticket,
-        status: u16,
-        body: &[u8],
-        headers: Headers<'_>,
-    ) {
+    pub fn on_response(&mut self, now: Tick, ticket: Ticket, status: u16, body: &[u8], headers: Headers<'_>) {
         self.advance_to(now);
         self.completed = Vec::new();
         let Some(flight) = self.land(ticket) else {
@@ -94,7 +87,10 @@ impl Machine {
                 let answer = self.topology_answer(at, status, body);
                 self.on_read(at, ticket, flight, answer, headers);
             }
-            Purpose::Query { .. } | Purpose::Lookup { .. } | Purpose::Table { .. } | Purpose::Check { .. }
+            Purpose::Query { .. }
+            | Purpose::Lookup { .. }
+            | Purpose::Table { .. }
+            | Purpose::Check { .. }
                 if self.is_other_life(at, headers) =>
             {
                 self.restart(at, Identity::of(headers));

@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 
 use super::peer::{Group, GroupState};
 use super::route::{CommandKind, Endpoint, Route};
-use super::table::table_query;
 use super::slots::{Link, Outcome, Stage};
+use super::table::table_query;
 use super::{Flight, HttpRequest, MAX_TOPOLOGY_BYTES, Machine, Purpose, failure};
 use crate::allow::Verdict;
 use crate::answer::Dialect;
@@ -341,5 +341,5 @@ pub(super) fn lookup(dialect: Dialect, dp_rank: u32, rank: &Contact) -> HttpRequ
             format!("/route?engine_rank={tp}&target_dp_group={dp_rank}&target_pp_rank={pp}")
         }
     };
-    HttpRequest { kind: CommandKind::Endpoint, path, body: None, max_body: MAX_TOPOLOGY_BYTES, wait_ms: 0 }
+    HttpRequest::get(CommandKind::Endpoint, path, MAX_TOPOLOGY_BYTES)
 }

@@ -51,7 +51,8 @@ impl Identity {
 
     /// Whether `other` is said of another life or snapshot; what is not said does not differ.
     pub fn differs_from(&self, other: &Self) -> bool {
-        let differ = |pair: (&Option<Arc<str>>, &Option<Arc<str>>)| matches!(pair, (Some(a), Some(b)) if a != b);
+        let differ =
+            |pair: (&Option<Arc<str>>, &Option<Arc<str>>)| matches!(pair, (Some(a), Some(b)) if a != b);
         differ((&self.instance, &other.instance)) || differ((&self.epoch, &other.epoch))
     }
 

@@ -112,7 +112,13 @@ impl Machine {
         let phase = 0.5 + 0.5 * unit_interval(self.options.seed, &peer.addr, 0);
         let beat = self.now.after(seconds(self.options.heartbeat_interval_s * phase));
         let contacts = mapping.contacts().collect();
-        peer.on(PeerEvent::Answered(Box::new(Ready::new(info, mapping, contacts, Features::of(headers), beat))));
+        peer.on(PeerEvent::Answered(Box::new(Ready::new(
+            info,
+            mapping,
+            contacts,
+            Features::of(headers),
+            beat,
+        ))));
         self.note_ready(at, back.is_some());
         if let Some(back) = back {
             self.push_event(back);
@@ -217,7 +223,11 @@ impl Machine {
         peer.budget.spent = None;
         peer.budget.deferred = false;
         if let PeerState::Ready(ready) = peer.on(PeerEvent::Dropped) {
-            tickets.extend([ready.read.in_flight, ready.read.check, ready.query.in_flight, ready.query.waiting_flight].into_iter().flatten());
+            tickets.extend(
+                [ready.read.in_flight, ready.read.check, ready.query.in_flight, ready.query.waiting_flight]
+                    .into_iter()
+                    .flatten(),
+            );
             tickets.extend(ready.groups.values().flat_map(|group| group.in_flight.iter().copied()));
             self.retired.extend(ready.groups.values().filter_map(super::peer::Group::route_id));
         }

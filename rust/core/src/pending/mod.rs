@@ -239,6 +239,13 @@ struct HttpRequest {
     wait_ms: u32,
 }
 
+impl HttpRequest {
+    /// A GET that is answered at once.
+    const fn get(kind: CommandKind, path: String, max_body: usize) -> Self {
+        Self { kind, path, body: None, max_body, wait_ms: 0 }
+    }
+}
+
 impl fmt::Debug for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Machine").field("stats", &self.stats(self.now)).finish_non_exhaustive()

@@ -72,7 +72,9 @@ impl Machine {
             }
             endpoints.push(Some(Endpoint { cp, tp, pp, ip: found.ip.clone(), port: found.port, dummy }));
         }
-        if let Some(group) = self.peers.at_mut(at).ready_mut().and_then(|ready| ready.groups.get_mut(&dp_rank)) {
+        if let Some(group) =
+            self.peers.at_mut(at).ready_mut().and_then(|ready| ready.groups.get_mut(&dp_rank))
+        {
             group.found = endpoints;
         }
         Ok(())
@@ -107,13 +109,8 @@ impl Ready {
 }
 
 pub(super) fn table_query(dp_rank: u32, info: &PrefillInfo) -> HttpRequest {
-    HttpRequest {
-        kind: CommandKind::Endpoint,
-        path: format!("/routes?dp_rank={dp_rank}"),
-        body: None,
-        max_body: 1024 + 128 * index(ranks(info)),
-        wait_ms: 0,
-    }
+    let path = format!("/routes?dp_rank={dp_rank}");
+    HttpRequest::get(CommandKind::Endpoint, path, 1024 + 128 * index(ranks(info)))
 }
 
 /// Ranks of one dp rank.

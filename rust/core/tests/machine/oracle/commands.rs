@@ -123,7 +123,8 @@ impl Oracle {
         ] {
             assert!(self.flights_of(addr, kinds) <= most, "{kinds:?} at {addr}: {:?}", self.flights);
         }
-        let checks = self.flights_of(addr, &[CommandKind::Topology, CommandKind::Heartbeat]) - self.reads_of(addr);
+        let checks =
+            self.flights_of(addr, &[CommandKind::Topology, CommandKind::Heartbeat]) - self.reads_of(addr);
         assert!(self.reads_of(addr) <= 1 && checks <= 1, "reads at {addr}: {:?}", self.flights);
     }
 
