@@ -14,13 +14,14 @@ from disagg import _core
 from disagg.errors import ConfigError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from prometheus_client import CollectorRegistry
 
     from disagg.report import Report
-    from disagg.transport import Transport
+    from disagg.transport import Starter
     from disagg.transport.secret import Secret
     from disagg.values import Step
 
@@ -83,6 +84,8 @@ class ResolverOptions(_CoreOptions, total=False):
     metrics: push Prometheus metrics once a second, from the first request on; needs `pip install 'disagg[metrics]'`
         (False).
     metrics_registry: the `CollectorRegistry` to push them to; None is prometheus-client's default one (None).
+    event_loop: an asyncio event loop that runs in the calling thread, and is to do the network's work itself; None is a
+        thread of the Resolver's own (None).
     """
 
     connect_timeout_s: float
@@ -92,6 +95,7 @@ class ResolverOptions(_CoreOptions, total=False):
     token: str | None
     metrics: bool
     metrics_registry: CollectorRegistry | None
+    event_loop: asyncio.AbstractEventLoop | None
 
 
 class Health:
@@ -113,10 +117,11 @@ class Resolver(_core.Resolver):
     """Places requests with prefill engines without ever waiting.
 
     `add` looks up, `poll` takes what was decided in the background; both, and `discard`, may be called from any
-    thread and never wait for the network. Close it, or use it as a context manager.
+    thread and never wait for the network. Close it, or use it as a context manager, in a coroutine with `async with`.
 
     Raises ValueError for options out of range, ConfigError for a list of hosts with a faulty entry, a token that
-    cannot be sent or has no `allowed_hosts`, and metrics without prometheus-client.
+    cannot be sent or has no `allowed_hosts`, and metrics without prometheus-client; RuntimeError when the network does
+    not start, as on an `event_loop` that does not run in the calling thread.
     """
 
     def __new__(
@@ -147,27 +152,32 @@ class Resolver(_core.Resolver):
         _alive.add(self)
 
     def close(self, timeout_s: float = 2.0) -> Step:
-        """Fail what is pending as `closed`, stop the network thread and return the last Step.
+        """Fail what is pending as `closed`, stop the network and return the last Step.
 
-        Idempotent; every later `add` ends as `closed`. Waits at most `timeout_s` seconds for the thread.
+        Idempotent; every later `add` ends as `closed`. Waits at most `timeout_s` seconds for the network to end, but
+        not on the thread of its `event_loop`, which ends it in its next turns: there, use `aclose`.
         """
-        if self._pid == os.getpid() and not self._closed:
-            self._closed = True
-            self._finalizer.detach()
-            self._driver.fail_all("the resolver was closed", closed=True)
+        if self._begin_to_close():
             self._transport.stop(timeout_s)
-        step = self.poll(_ALL)
-        while step.more:  # that was what a poll had taken when a signal handler broke it off
-            step = _joined(step, self.poll(_ALL))
-        return step
+        return self._last_step()
+
+    async def aclose(self, timeout_s: float = 2.0) -> Step:
+        """Do what `close` does, and wait for the network to end without holding up the running loop.
+
+        When this is cancelled while it waits, the ends of the last Step come out of the next call.
+        """
+        self._begin_to_close()
+        if self._pid == os.getpid():
+            await self._transport.astop(timeout_s)
+        return self._last_step()
 
     def health(self) -> Health:
-        """Return whether the network side works; false with the reason when its thread died or it is closed."""
+        """Return whether the network side works; false with the reason when it died, stands still or is closed."""
         if self._closed:
             return Health("the resolver was closed")
         if self._pid != os.getpid():
             return Health("the resolver was made before a fork")
-        return Health(None if self._transport.is_alive() else self._transport.death_reason() or "not started")
+        return Health(self._transport.trouble())
 
     def __enter__(self) -> Self:
         return self
@@ -177,6 +187,29 @@ class Resolver(_core.Resolver):
     ) -> None:
         if self._pid == os.getpid():
             self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pid == os.getpid():
+            await self.aclose()
+
+    def _begin_to_close(self) -> bool:
+        if self._pid != os.getpid() or self._closed:
+            return False
+        self._closed = True
+        self._finalizer.detach()
+        self._driver.fail_all("the resolver was closed", closed=True)
+        return True
+
+    def _last_step(self) -> Step:
+        step = self.poll(_ALL)
+        while step.more:  # that was what a poll had taken when a signal handler broke it off
+            step = _joined(step, self.poll(_ALL))
+        return step
 
 
 def _joined(step: Step, later: Step) -> Step:
@@ -228,8 +261,8 @@ def _allows_resolved(options: ResolverOptions) -> Callable[[str], bool] | None:
     return None if hosts is None else _core.HostList(hosts).allows_resolved
 
 
-def _start_transport(driver: _core.Driver, options: ResolverOptions, report: Report) -> Transport:
-    from disagg.transport import Transport, TransportOptions  # noqa: PLC0415  (keeps `import disagg` light)
+def _start_transport(driver: _core.Driver, options: ResolverOptions, report: Report) -> Starter:
+    from disagg.transport import LoopTransport, Transport, TransportOptions  # noqa: PLC0415  (keeps `import disagg` light)
 
     limits = TransportOptions(
         connect_timeout_s=_seconds("connect_timeout_s", options.get("connect_timeout_s", CONNECT_TIMEOUT_S)),
@@ -239,12 +272,23 @@ def _start_transport(driver: _core.Driver, options: ResolverOptions, report: Rep
         token=_token(options),
         allows_resolved=_allows_resolved(options),
     )
-    transport = Transport(driver, limits, report)
+    loop = _event_loop(options)
+    transport = Transport(driver, limits, report) if loop is None else LoopTransport(driver, limits, loop, report)
     transport.start()
     return transport
 
 
-def _abandon(driver: _core.Driver, transport: Transport) -> None:
+def _event_loop(options: ResolverOptions) -> asyncio.AbstractEventLoop | None:
+    loop = options.get("event_loop")
+    if loop is not None:
+        import asyncio  # noqa: PLC0415  (keeps `import disagg` light)
+
+        if not isinstance(loop, asyncio.AbstractEventLoop):
+            raise TypeError(f"event_loop must be an asyncio event loop or None, not {type(loop).__name__}")
+    return loop
+
+
+def _abandon(driver: _core.Driver, transport: Starter) -> None:
     """Stop the network of a resolver that was dropped without `close`, without waiting."""
     driver.fail_all("the resolver was dropped", closed=True)
     transport.stop(0.0)
@@ -270,6 +314,7 @@ _alive: weakref.WeakSet[Resolver] = weakref.WeakSet()
 def _in_forked_child() -> None:
     for resolver in list(_alive):
         resolver.mark_forked()
+        resolver._finalizer.detach()  # nothing is the child's to end
     _alive.clear()
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from aiohttp.client_proto import ResponseHandler
 
+    from disagg.transport.gate import Gate
     from disagg.transport.options import Command, PeerHeaders
 
 __all__ = ["Answer", "Attempt", "Ended"]
@@ -36,7 +37,8 @@ class Attempt:
 
     `due` is when it times out, in the loop's time: until it is connected the connect timeout's end, then the
     total timeout's. The driver looks at it when the earlier one is over, so setting it is all it takes.
-    `refusal` is the answer once a status other than 2xx was read; it stands however the rest ends.
+    `refusal` is the answer once a status other than 2xx was read; it stands however the rest ends. A `gate`, where
+    there is one, decides when the answer is read.
     """
 
     __slots__ = (
@@ -45,6 +47,7 @@ class Attempt:
         "due",
         "ended",
         "final_due",
+        "gate",
         "had_grace",
         "held",
         "refusal",
@@ -54,13 +57,16 @@ class Attempt:
         "wants_fresh",
     )
 
-    def __init__(self, command: Command, *, now: float, connect_s: float, total_s: float) -> None:
+    def __init__(
+        self, command: Command, *, now: float, connect_s: float, total_s: float, gate: Gate | None = None
+    ) -> None:
         self.command = command
         self.connect_s = connect_s
         self.total_s = total_s
         self.final_due = now + total_s
         self.due = now + min(connect_s, total_s)
         self.ended = Ended.NOT
+        self.gate = gate
         self.had_grace = False
         self.held: ResponseHandler | None = None
         self.refusal: Answer | None = None
@@ -70,9 +76,21 @@ class Attempt:
 
     def on_connected(self, protocol: ResponseHandler, *, reused: bool) -> None:
         """Take in which connection the request goes out on."""
+        self.leave_gate()  # a second try: the first connection was closed under it
+        if self.gate is not None:
+            self.gate.hold(self, protocol)
         self.held = protocol
         self.reused = reused
         self.due = self.final_due
+
+    def is_held_back(self) -> bool:
+        """Whether something of the answer has come, and the gate has not let it in yet."""
+        return self.gate is not None and self.gate.holds_back(self)
+
+    def leave_gate(self) -> None:
+        """Take in that the connection, if there is one, is no longer used."""
+        if self.gate is not None and self.held is not None:
+            self.gate.let_go(self, self.held)
 
     def end(self, why: Ended) -> None:
         """Cancel the task, for this reason; the first reason stays."""

@@ -2,7 +2,8 @@
 
 Nothing here knows about threads: `Driver.run` runs on whatever loop it is started on. All work goes through
 turns: one turn ends at most one overdue or abandoned request and starts at most one, and turns keep a
-distance. So 256 requests that are wanted at once start, and time out, one after another instead of together.
+distance. So 256 requests that are wanted at once start, and time out, one after another instead of together. On a
+loop that is not our own a gate does the same for answers.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import os
+import weakref
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from disagg.transport.alarm import Alarm
 from disagg.transport.attempt import Attempt, Ended
 from disagg.transport.exchange import Exchange, ExchangeError
+from disagg.transport.gate import Gate
 from disagg.transport.options import Command
 from disagg.transport.queues import FairQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from disagg.transport.options import Machine, Report, TransportOptions
 
@@ -28,52 +34,80 @@ __all__ = ["Driver"]
 
 
 class Driver:
-    """Drives one machine on the running loop; every method is for that loop's thread.
+    """Drives one machine on the running loop, from `begin` until `run` returns; all of it on that loop's thread.
 
     A request waits (queue), is under way (an attempt with a task) and ends with one fact, or without one if
     the machine cancelled it. An exception of one request's task ends that request; any other exception here
-    is a bug that ends `run`, so that somebody notices.
+    is a bug that ends `run`, so that somebody notices. `gated` is for loops without a PoliteSelector.
     """
 
-    def __init__(self, machine: Machine, options: TransportOptions, report: Report | None = None) -> None:
+    def __init__(
+        self, machine: Machine, options: TransportOptions, report: Report | None = None, *, gated: bool = False
+    ) -> None:
+        self._pid = os.getpid()
         self._machine = machine
         self._options = options
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._exchange = Exchange(options)
+        self._gate = Gate(self._loop, self._guarded) if gated else None
+        self._bell: int | None = None
         self._finished: asyncio.Future[None] = self._loop.create_future()
         self._queue = FairQueue(per_peer=options.max_in_flight_per_peer)
         self._attempts: dict[int, Attempt] = {}
         self._abandoned: deque[Attempt] = deque()
         self._deadlines: list[tuple[float, int, Attempt]] = []  # a heap; `Attempt.due` may be later
         self._order = itertools.count()
-        self._next_turn: asyncio.TimerHandle | None = None
+        self._turn = Alarm(self._loop, partial(self._guarded, self._on_turn))
         self._last_turn = -options.turn_gap_s
-        self._core_timer: asyncio.TimerHandle | None = None
-        self._report_timer: asyncio.TimerHandle | None = None
+        self._core_timer = Alarm(self._loop, partial(self._guarded, self._on_core_timer))
+        self._report_timer = Alarm(self._loop, partial(self._guarded, self._on_report))
 
-    async def run(self, on_ready: Callable[[], None]) -> None:
-        """Drive until `stop`; calls `on_ready` once the bell is watched.
+    def begin(self, on_reader_gone: Callable[[], None] | None = None) -> BaseException | None:
+        """Watch the bell, and take the commands that are older; returns what went wrong, which `run` raises.
 
-        Raises whatever exception a bug in the machine or here raised.
+        `on_reader_gone` is called once the loop watches the bell no more: at the end, or when it was closed.
         """
-        bell = self._machine.bell_fileno()
+        self._guarded(partial(self._begin, on_reader_gone))
+        return self._finished.exception() if self._finished.done() and not self._finished.cancelled() else None
+
+    async def run(self) -> None:
+        """Drive until `stop`; for one call. Raises whatever exception a bug in the machine or here raised."""
         try:
-            self._loop.add_reader(bell, self._guarded, self._on_bell)
-            on_ready()
-            self._guarded(self._on_bell)  # commands may be older than the reader
-            self._guarded(self._on_report)
             await self._finished
-        finally:
-            self._loop.remove_reader(bell)
+        except GeneratorExit:  # thrown away with its loop, on which nothing can be awaited any more
+            self.end_now()
+            raise
+        except BaseException:
             await self._end_all()
+            raise
+        await self._end_all()
 
     def stop(self) -> None:
         """Let `run` return, with all requests abandoned."""
         if not self._finished.done():
             self._finished.set_result(None)
 
+    def end_now(self) -> None:
+        """End without waiting: where the loop was closed, or `run` was cancelled before its first turn.
+
+        Changes nothing after `run` has ended, nor in a forked child, which shares the loop's selector with its parent.
+        """
+        if os.getpid() == self._pid:
+            self._let_go_of_loop()
+            _run_through(self._exchange.close())
+
     # -- commands and the machine's timer
+
+    def _begin(self, on_reader_gone: Callable[[], None] | None) -> None:
+        bell = self._machine.bell_fileno()
+        reader = partial(self._guarded, self._on_bell)  # referred to by the loop alone
+        if on_reader_gone is not None:
+            weakref.finalize(reader, on_reader_gone).atexit = False
+        self._loop.add_reader(bell, reader)
+        self._bell = bell
+        self._on_bell()
+        self._on_report()
 
     def _on_bell(self) -> None:
         commands = self._machine.take_commands(BATCH)
@@ -93,30 +127,22 @@ class Driver:
             self._abandoned.append(self._attempts[ticket])
 
     def _on_core_timer(self) -> None:
-        self._core_timer = None
         self._machine.on_timer()
         self._arm_core_timer()
 
     def _arm_core_timer(self) -> None:
         delay_s = self._machine.next_timer()
-        if delay_s is None:
-            return
-        when = self._loop.time() + max(delay_s, SHORTEST_TIMER_S)
-        if self._core_timer is not None:
-            if self._core_timer.when() <= when:
-                return  # fires early, which is harmless, and is armed again then
-            self._core_timer.cancel()
-        self._core_timer = self._loop.call_at(when, self._guarded, self._on_core_timer)
+        if delay_s is not None:
+            # One that is set already may be earlier, which is harmless: it is set again then.
+            self._core_timer.set(self._loop.time() + max(delay_s, SHORTEST_TIMER_S))
 
     def _on_report(self) -> None:
         if self._report is not None:
-            delay_s = self._report.tick()
-            self._report_timer = self._loop.call_later(delay_s, self._guarded, self._on_report)
+            self._report_timer.set(self._loop.time() + self._report.tick())
 
     # -- turns
 
     def _on_turn(self) -> None:
-        self._next_turn = None
         now = self._last_turn = self._loop.time()
         ended = self._end_one_abandoned() or self._end_one_overdue(now)
         if not self._start_one(now) and not ended:
@@ -125,14 +151,8 @@ class Driver:
 
     def _arm_turn(self) -> None:
         when = self._next_work()
-        if when is None:
-            return
-        when = max(when, self._last_turn + self._options.turn_gap_s)
-        if self._next_turn is not None:
-            if self._next_turn.when() <= when:
-                return
-            self._next_turn.cancel()
-        self._next_turn = self._loop.call_at(when, self._guarded, self._on_turn)
+        if when is not None:
+            self._turn.set(max(when, self._last_turn + self._options.turn_gap_s))
 
     def _next_work(self) -> float | None:
         """Return when there is something to do in a turn, in the loop's time; 0.0 is now."""
@@ -163,8 +183,9 @@ class Driver:
             _, _, attempt = heapq.heappop(self._deadlines)
             if not self._is_under_way(attempt):
                 continue
-            if attempt.due <= now - LATE_S and not attempt.had_grace:
-                # this loop was held up, not the peer: its answer may be waiting in the socket
+            was_held_up = attempt.due <= now - LATE_S or attempt.is_held_back()
+            if was_held_up and not attempt.had_grace:
+                # this loop was, not the peer: its answer may be waiting in the socket
                 attempt.had_grace = True
                 attempt.due = now + GRACE_S
             if attempt.due > now:
@@ -181,7 +202,7 @@ class Driver:
         options = self._options
         total_s = options.heartbeat_timeout_s if command.kind == "heartbeat" else options.total_timeout_s
         total_s += command.wait_ms / 1000
-        attempt = Attempt(command, now=now, connect_s=options.connect_timeout_s, total_s=total_s)
+        attempt = Attempt(command, now=now, connect_s=options.connect_timeout_s, total_s=total_s, gate=self._gate)
         self._attempts[command.ticket] = attempt
         heapq.heappush(self._deadlines, (attempt.due, next(self._order), attempt))
         attempt.task = self._loop.create_task(self._serve(attempt))
@@ -195,8 +216,15 @@ class Driver:
     # -- one request
 
     async def _serve(self, attempt: Attempt) -> None:
-        fact = await self._fact_of(attempt)
+        try:
+            fact = await self._fact_of(attempt)
+        except GeneratorExit:
+            raise
+        except BaseException as exc:  # noqa: BLE001  (a Rust panic, say; asyncio would keep it for itself)
+            self._on_bug(exc)
+            return
         attempt.task = None  # else task, its context and attempt keep each other until the next collection
+        attempt.leave_gate()
         self._exchange.on_end(attempt)
         self._attempts.pop(attempt.command.ticket, None)
         self._queue.on_end(attempt.command.addr)
@@ -211,8 +239,10 @@ class Driver:
         except ExchangeError as trouble:
             return partial(machine.on_error, ticket, trouble.what, trouble.message)
         except asyncio.CancelledError:
-            if attempt.ended is not Ended.TIMED_OUT:
+            if attempt.ended is Ended.ABANDONED or self._finished.done():
                 return None
+            if attempt.ended is Ended.NOT:
+                return partial(machine.on_error, ticket, "other", "its task was cancelled")
             if attempt.refusal is None:
                 return partial(machine.on_error, ticket, "timeout", attempt.timeout_text())
             answer = attempt.refusal
@@ -234,20 +264,45 @@ class Driver:
         try:
             step()
         except BaseException as exc:  # noqa: BLE001  (asyncio would log even a Rust panic, and go on, deaf)
-            if not self._finished.done():
-                self._finished.set_exception(exc)
+            self._on_bug(exc)
+
+    def _on_bug(self, exc: BaseException) -> None:
+        is_for_all = isinstance(exc, KeyboardInterrupt | SystemExit)  # who runs the loop has to see it as well
+        if not self._finished.done():
+            self._finished.set_exception(RuntimeError(f"broken off by {exc!r:.200}") if is_for_all else exc)
+        if is_for_all:
+            raise exc
 
     async def _end_all(self) -> None:
-        for timer in (self._next_turn, self._core_timer, self._report_timer):
-            if timer is not None:
-                timer.cancel()
+        self._let_go_of_loop()
         tasks = [attempt.task for attempt in self._attempts.values() if attempt.task is not None]
-        for task in tasks:
-            task.cancel()
-            await asyncio.sleep(0)  # one at a time, as the scheduler may still run beside this
-        if tasks:
-            await asyncio.wait(tasks, timeout=END_S)
-        await self._exchange.close()
+        left = deque(tasks)
+        try:
+            while left:
+                left.popleft().cancel()
+                await asyncio.sleep(0)  # one at a time, as the scheduler may still run beside this
+            if tasks:
+                await asyncio.wait(tasks, timeout=END_S)
+        finally:
+            for task in left:  # this was cancelled meanwhile
+                task.cancel()
+            await self._exchange.close()
+
+    def _let_go_of_loop(self) -> None:
+        for alarm in (self._turn, self._core_timer, self._report_timer):
+            alarm.cancel()
+        if self._gate is not None:
+            self._gate.close()
+        if self._bell is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._bell)
+        self._bell = None
+
+
+def _run_through(work: Coroutine[None, None, None]) -> None:
+    """Run a coroutine that has nothing to wait for."""
+    with suppress(StopIteration):
+        work.send(None)
+    work.close()
 
 
 def _bug_text(exc: Exception) -> str:

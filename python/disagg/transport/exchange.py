@@ -81,9 +81,13 @@ class Exchange:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._session.close()
-        await self._heartbeat_session.close()
-        await self._names.close()
+        try:
+            await self._session.close()
+        finally:  # also when it is cancelled while it waits
+            try:
+                await self._heartbeat_session.close()
+            finally:
+                await self._names.close()
 
     def _connector(self, options: TransportOptions, *, reuse: bool) -> BoundedConnector:
         return BoundedConnector(

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own that runs the driver."""
+"""The starter for schedulers that are plain threads: a thread with an event loop of its own."""
 
 from __future__ import annotations
 
@@ -7,42 +7,29 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from disagg.transport.starter import Starter, reason_of
+
 if TYPE_CHECKING:
     import asyncio
 
-    from disagg.transport.driver import Driver
     from disagg.transport.options import Machine, Report, TransportOptions
     from disagg.transport.polite import PoliteSelector
 
 __all__ = ["Transport"]
 
 
-class Transport:
-    """Drives one machine from a daemon thread, from `start` to `stop`; a stopped one is not started again.
-
-    If the thread ends for any reason but `stop`, the machine is told with `fail_all`, `is_alive` is False and
-    `death_reason` says why. In a forked child there is no such thread: `is_alive` is False there, and `stop`
-    touches nothing that is shared with the parent.
-    """
+class Transport(Starter):
+    """Runs the driver on a daemon thread."""
 
     def __init__(self, machine: Machine, options: TransportOptions, report: Report | None = None) -> None:
-        self._machine = machine
-        self._report = report
-        self._options = options
-        self._pid = os.getpid()
+        super().__init__(machine, options, report)
         self._ready = threading.Event()
-        self._stop_wanted = False
-        self._death_reason: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._driver: Driver | None = None
         self._selector: PoliteSelector | None = None
         self._thread = threading.Thread(target=self._run, name="disagg-transport", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; returns when it watches the machine's bell.
-
-        Raises RuntimeError if it was started or stopped before, or cannot run (no descriptors left, for one).
-        """
+        """Start the thread; returns when it watches the machine's bell. Raises RuntimeError, see `Starter.start`."""
         # In the caller's thread: the first import of aiohttp takes some 0.3 s, much of it with the GIL held.
         import disagg.transport.driver  # noqa: F401, PLC0415  (`import disagg` must not import asyncio)
 
@@ -54,11 +41,7 @@ class Transport:
             raise RuntimeError(f"the transport did not start: {self._death_reason}")
 
     def stop(self, timeout_s: float = 2.0) -> bool:
-        """End the thread, abandoning all requests; waits up to `timeout_s` and returns whether it has ended.
-
-        Idempotent; any thread may call it, at exit and in a finalizer too. Called on the transport's own
-        thread (by a finalizer that happens to run there) it does not wait.
-        """
+        """End the thread, see `Starter.stop`."""
         if os.getpid() != self._pid:
             return True
         self._stop_wanted = True
@@ -75,32 +58,20 @@ class Transport:
         """Whether requests are being worked on, in this process."""
         return os.getpid() == self._pid and self._thread.is_alive() and self._death_reason is None
 
-    def death_reason(self) -> str | None:
-        """Return why the thread ended by itself, or None."""
-        return self._death_reason
-
     def longest_slice_s(self) -> float:
         """Return the most processor time that one turn of the loop took so far, in seconds."""
         return 0.0 if self._selector is None else self._selector.longest_slice_s
 
     def _run(self) -> None:
         try:
-            self._run_until_end()
-        finally:
-            if self._report is not None:
-                self._report.end()
-
-    def _run_until_end(self) -> None:
-        try:
             self._run_loop()
             reason = None if self._stop_wanted else "the event loop ended"
         except BaseException as exc:  # noqa: BLE001  (whatever it is, nothing may hang on a dead thread)
-            reason = f"{type(exc).__name__}: {exc}"
-        if reason is not None:
-            self._death_reason = reason
-            try:
-                self._machine.fail_all(reason)
-            finally:
+            reason = reason_of(exc)
+        try:
+            self._on_end(reason)
+        finally:
+            if reason is not None:
                 self._ready.set()
 
     def _run_loop(self) -> None:
@@ -110,11 +81,13 @@ class Transport:
         from disagg.transport.polite import PoliteSelector  # noqa: PLC0415
 
         async def main() -> None:
-            self._driver = Driver(self._machine, self._options, self._report)
+            driver = self._driver = Driver(self._machine, self._options, self._report)
             self._loop = asyncio.get_running_loop()
             if self._stop_wanted:  # asked for before there was a loop to tell
-                self._driver.stop()
-            await self._driver.run(self._ready.set)
+                driver.stop()
+            if driver.begin() is None:
+                self._ready.set()
+            await driver.run()
 
         def new_loop() -> asyncio.AbstractEventLoop:
             self._selector = PoliteSelector()
@@ -122,7 +95,3 @@ class Transport:
 
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(main())
-
-    def _stop_driver(self) -> None:
-        if self._driver is not None:
-            self._driver.stop()

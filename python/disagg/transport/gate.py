@@ -1,0 +1,121 @@
+"""Lets answers in one after another, on a loop whose selector is not ours.
+
+`PoliteSelector` bounds what a turn of our own loop takes in. Any other loop reads whatever is readable in one
+turn: 256 answers that arrive together are 256 reads, and 256 tasks woken by them in the next turn, some 40 ms in
+which nothing else of the loop runs. So a connection whose answer is awaited does not read at first. A selector of
+our own, which the loop watches as the one descriptor that it is, says which ones have something to read, and each
+turn of the loop lets one of them. Only public means of transports and loops are used, so that uvloop does too.
+"""
+
+from __future__ import annotations
+
+import selectors
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from aiohttp.client_proto import ResponseHandler
+
+    from disagg.transport.attempt import Attempt
+
+__all__ = ["Gate"]
+
+
+class Gate:
+    """Holds back the connections of attempts until it is their turn to read; for the loop's thread.
+
+    `guarded` calls a step so that an exception in it ends the driver.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, guarded: Callable[[Callable[[], None]], None]) -> None:
+        self._loop = loop
+        self._guarded = guarded
+        self._selector = selectors.DefaultSelector()
+        self._fileno = cast("selectors.EpollSelector", self._selector).fileno()  # kqueue's has one, too
+        self._held: dict[ResponseHandler, _Hold] = {}
+        self._waiting: dict[ResponseHandler, None] = {}  # in order of arrival
+        self._next: asyncio.Handle | None = None
+        loop.add_reader(self._fileno, guarded, self._on_readable)
+
+    def hold(self, attempt: Attempt, protocol: ResponseHandler) -> None:
+        """Keep the connection, on which this attempt's request is about to go out, from reading."""
+        transport = protocol.transport
+        if transport is None or transport.is_closing():
+            return
+        fileno = transport.get_extra_info("socket").fileno()
+        if fileno in self._selector.get_map():
+            self._selector.unregister(fileno)  # of a connection that was closed, and whose attempt will hear of it
+        transport.pause_reading()
+        self._held[protocol] = _Hold(attempt, transport, fileno)
+        self._selector.register(fileno, selectors.EVENT_READ, protocol)
+
+    def let_go(self, attempt: Attempt, protocol: ResponseHandler) -> None:
+        """Take in that the attempt no longer uses the connection; a later one may use it already."""
+        hold = self._held.get(protocol)
+        if hold is None or hold.attempt is not attempt:
+            return
+        del self._held[protocol]
+        if protocol in self._waiting:
+            del self._waiting[protocol]
+        else:
+            self._unwatch(protocol, hold)
+        hold.resume()
+
+    def holds_back(self, attempt: Attempt) -> bool:
+        """Whether something of this attempt's answer has come and waits for its turn."""
+        protocol = attempt.held
+        if protocol is None or protocol not in self._waiting:
+            return False
+        return self._held[protocol].attempt is attempt
+
+    def close(self) -> None:
+        """Let all connections go."""
+        if self._next is not None:
+            self._next.cancel()
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fileno)
+        self._selector.close()
+        self._held.clear()
+        self._waiting.clear()
+
+    def _on_readable(self) -> None:
+        for key, _ in self._selector.select(0)[:BATCH]:
+            self._selector.unregister(key.fd)  # else the loop would spin until all are let in
+            self._waiting[key.data] = None
+        if self._next is None:
+            self._admit_one()
+
+    def _admit_one(self) -> None:
+        self._next = None
+        if not self._waiting:
+            return
+        protocol = next(iter(self._waiting))
+        del self._waiting[protocol]
+        self._held[protocol].resume()
+        if self._waiting:
+            self._next = self._loop.call_soon(self._guarded, self._admit_one)
+
+    def _unwatch(self, protocol: ResponseHandler, hold: _Hold) -> None:
+        key = self._selector.get_map().get(hold.fileno)
+        if key is not None and key.data is protocol:
+            self._selector.unregister(hold.fileno)
+
+
+class _Hold:
+    """One connection that is held back, and for whom."""
+
+    __slots__ = ("attempt", "fileno", "transport")
+
+    def __init__(self, attempt: Attempt, transport: asyncio.Transport, fileno: int) -> None:
+        self.attempt = attempt
+        self.transport = transport
+        self.fileno = fileno
+
+    def resume(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+
+BATCH = 32
