@@ -58,10 +58,10 @@ class Driver:
         self._abandoned: deque[Attempt] = deque()
         self._deadlines: list[tuple[float, int, Attempt]] = []  # a heap; `Attempt.due` may be later
         self._order = itertools.count()
-        self._turn = Alarm(self._loop, partial(self._guarded, self._on_turn))
+        self._turn = Alarm(self._loop)
         self._last_turn = -options.turn_gap_s
-        self._core_timer = Alarm(self._loop, partial(self._guarded, self._on_core_timer))
-        self._report_timer = Alarm(self._loop, partial(self._guarded, self._on_report))
+        self._core_timer = Alarm(self._loop)
+        self._report_timer = Alarm(self._loop)
 
     def begin(self, on_reader_gone: Callable[[], None] | None = None) -> BaseException | None:
         """Watch the bell, and take the commands that are older; returns what went wrong, which `run` raises.
@@ -134,11 +134,13 @@ class Driver:
         delay_s = self._machine.next_timer()
         if delay_s is not None:
             # One that is set already may be earlier, which is harmless: it is set again then.
-            self._core_timer.set(self._loop.time() + max(delay_s, SHORTEST_TIMER_S))
+            when = self._loop.time() + max(delay_s, SHORTEST_TIMER_S)
+            self._core_timer.set(when, partial(self._guarded, self._on_core_timer))
 
     def _on_report(self) -> None:
         if self._report is not None:
-            self._report_timer.set(self._loop.time() + self._report.tick())
+            when = self._loop.time() + self._report.tick()
+            self._report_timer.set(when, partial(self._guarded, self._on_report))
 
     # -- turns
 
@@ -152,7 +154,8 @@ class Driver:
     def _arm_turn(self) -> None:
         when = self._next_work()
         if when is not None:
-            self._turn.set(max(when, self._last_turn + self._options.turn_gap_s))
+            when = max(when, self._last_turn + self._options.turn_gap_s)
+            self._turn.set(when, partial(self._guarded, self._on_turn))
 
     def _next_work(self) -> float | None:
         """Return when there is something to do in a turn, in the loop's time; 0.0 is now."""
@@ -293,6 +296,7 @@ class Driver:
             alarm.cancel()
         if self._gate is not None:
             self._gate.close()
+            self._gate = None  # they know each other
         if self._bell is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._bell)
         self._bell = None
