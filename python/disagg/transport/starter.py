@@ -61,7 +61,9 @@ class Starter(ABC):
 
     def trouble(self) -> str | None:
         """Return why requests are not being worked on, or None if they are."""
-        return None if self.is_alive() else self._death_reason or "not started"
+        if self.is_alive():
+            return None
+        return self._death_reason or ("stopped" if self._stop_wanted else "not started")
 
     def _on_end(self, reason: str | None) -> None:
         """Take in that the driver has ended: because `stop` wanted it (None), or by itself and why."""
