@@ -242,6 +242,8 @@ def test_registry_that_raises_whatever_it_likes_ends_the_metrics_and_nothing_els
     [
         ({"metrics": 1}, ValueError, "metrics 1 must be True or False"),
         ({"metrics_registry": CollectorRegistry()}, disagg.ConfigError, "metrics_registry: is used only with"),
+        ({"metrics": True, "metrics_registry": "default"}, TypeError, "metrics_registry must be .*, not str"),
+        ({"metrics_registry": CollectorRegistry}, TypeError, "metrics_registry must be .*, not type"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, error, text):

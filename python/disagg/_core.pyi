@@ -508,6 +508,8 @@ class Driver:
         """Fire what is due; harmless when nothing is."""
     def next_timer(self) -> float | None:
         """Return the seconds until `on_timer` is to be called, or None for never."""
+    def has_work(self) -> bool:
+        """Return whether a command waits, an answer is awaited or a timer is due; changes nothing."""
     def fail_all(self, reason: str, *, closed: bool = False) -> None:
         """End every pending request, and every later one at once, as `internal` or `closed`."""
     def stats(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import asyncio
 import heapq
 import itertools
 import os
+import time
 import weakref
 from collections import deque
 from contextlib import suppress
@@ -39,6 +40,9 @@ class Driver:
     A request waits (queue), is under way (an attempt with a task) and ends with one fact, or without one if
     the machine cancelled it. An exception of one request's task ends that request; any other exception here
     is a bug that ends `run`, so that somebody notices. `gated` is for loops without a PoliteSelector.
+
+    `progressed_at` is when (`time.monotonic`) the loop last got to work of ours; any thread may read it. With a
+    report that is every second at least, so an older one tells of a loop that is held up.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Driver:
         self._last_turn = -options.turn_gap_s
         self._core_timer = Alarm(self._loop)
         self._report_timer = Alarm(self._loop)
+        self.progressed_at = time.monotonic()
 
     def begin(self, on_reader_gone: Callable[[], None] | None = None) -> BaseException | None:
         """Watch the bell, and take the commands that are older; returns what went wrong, which `run` raises.
@@ -264,6 +269,7 @@ class Driver:
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Call `step`; an exception in it is a bug, and ends `run`."""
+        self.progressed_at = time.monotonic()
         try:
             step()
         except BaseException as exc:  # noqa: BLE001  (asyncio would log even a Rust panic, and go on, deaf)

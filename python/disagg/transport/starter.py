@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,10 @@ class Starter(ABC):
     def death_reason(self) -> str | None:
         """Return why the driver ended by itself, or None."""
         return self._death_reason
+
+    def since_progress_s(self) -> float:
+        """Return how long ago the loop last got to work of ours, in seconds."""
+        return 0.0 if self._driver is None else time.monotonic() - self._driver.progressed_at
 
     def trouble(self) -> str | None:
         """Return why requests are not being worked on, or None if they are."""

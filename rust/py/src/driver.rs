@@ -103,6 +103,11 @@ impl Driver {
         Some(due.since(now).as_secs_f64())
     }
 
+    fn has_work(&self, py: Python<'_>) -> bool {
+        let now = self.0.clock.now();
+        self.0.lock(py).machine.has_work(now)
+    }
+
     #[pyo3(signature = (reason, *, closed = false))]
     fn fail_all(&self, py: Python<'_>, reason: &str, closed: bool) {
         let kind = if closed { FailureKind::Closed } else { FailureKind::Internal };

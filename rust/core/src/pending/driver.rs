@@ -54,6 +54,14 @@ impl Machine {
         self.announced
     }
 
+    /// Whether the driver has something to do or to wait for: a command, an answer, or a timer that is due. Changes
+    /// nothing, so that anybody may ask who watches the driver.
+    #[must_use]
+    pub fn has_work(&mut self, now: Tick) -> bool {
+        let is_due = self.next_due().is_some_and(|due| due <= now);
+        is_due || !self.commands.is_empty() || !self.flights.is_empty()
+    }
+
     /// Fire what is due; harmless when nothing is.
     pub fn on_timer(&mut self, now: Tick) {
         self.advance_to(now);
