@@ -183,9 +183,10 @@ class Resolver(_core.Resolver):
     def health(self) -> Health:
         """Return whether the network side works, with the reason where it does not.
 
-        It is false when the network died or its `event_loop` stands still, when the resolver is closed or was made before a fork, and, until it goes on,
-        when the network has something to do but made no progress for 5 s: a log handler blocks it, or other threads
-        left it no time. Costs some microseconds and one for each hundred addresses; not for each cycle.
+        It is false when the network died or its `event_loop` stands still, when the resolver is closed or was made
+        before a fork, and, until it goes on, when the network has something to do but made no progress for 5 s: a log
+        handler blocks it, or other threads left it no time. Its cost grows with the number of addresses: for each
+        second, not for each cycle.
         """
         if self._pid != os.getpid():
             return Health("the resolver was made before a fork")
