@@ -65,9 +65,8 @@ def kind(request):
 
 def test_requests_are_placed_without_a_thread(kind):
     async def main():
-        threads = threading.active_count()
+        threads = set(threading.enumerate())
         async with on_loop() as resolver:
-            assert threading.active_count() == threads
             assert resolver.health()
             served, lost = Request("served"), Request("lost")
             assert resolver.add(served, server.address, 1) is None
@@ -76,7 +75,7 @@ def test_requests_are_placed_without_a_thread(kind):
             assert ends[served].endpoints[0].port == 2000
             assert (ends[lost].kind, ends[lost].attempts) == ("unreachable", 2)
             assert resolver.add(Request("next"), server.address, 3) == ends[served]
-            assert threading.active_count() == threads
+            assert set(threading.enumerate()) <= threads
         assert resolver.health().reason == "the resolver was closed"
 
     with disagg.BootstrapServer() as server:
@@ -193,9 +192,9 @@ def test_resolver_with_a_thread_is_closed_by_async_with_as_well(host):
     peer = host.peer(silent())
 
     async def main():
-        threads = threading.active_count()
+        threads = set(threading.enumerate())
         async with disagg.Resolver(DECODE, total_timeout_s=60) as resolver:
-            assert threading.active_count() == threads + 1
+            assert len(set(threading.enumerate()) - threads) == 1
             request = Request("pending")
             resolver.add(request, peer.addr, 1)
             await until_asked(peer)
@@ -298,7 +297,7 @@ def test_requests_fail_and_health_tells_when_the_loop_is_closed(kind):
     loop.close()
     assert resolver.health().reason == "the event loop was closed"
     ((ended, failure),) = resolver.poll().failed
-    assert (ended, failure.kind, failure.reason) == (request, "internal", "the event loop was closed")
+    assert (ended, failure.kind, failure.reason) == (request, "internal", f"{NOBODY}: the event loop was closed")
     began = time.monotonic()
     resolver.close(timeout_s=60)
     assert time.monotonic() - began < 30

@@ -74,6 +74,10 @@ class Driver:
         `on_reader_gone` is called once the loop watches the bell no more: at the end, or when it was closed.
         """
         self._guarded(partial(self._begin, on_reader_gone))
+        return self.failure()
+
+    def failure(self) -> BaseException | None:
+        """Return the exception of a bug that ends `run`, or has ended it."""
         return self._finished.exception() if self._finished.done() and not self._finished.cancelled() else None
 
     async def run(self) -> None:
@@ -279,8 +283,8 @@ class Driver:
         is_for_all = isinstance(exc, KeyboardInterrupt | SystemExit)  # who runs the loop has to see it as well
         if not self._finished.done():
             self._finished.set_exception(RuntimeError(f"broken off by {exc!r:.200}") if is_for_all else exc)
-        if is_for_all:
-            raise exc
+        if is_for_all:  # raised by a turn of the loop, as asyncio would keep an exception of a task as well
+            self._loop.call_soon(_raise, exc)
 
     async def _end_all(self) -> None:
         self._let_go_of_loop()
@@ -308,11 +312,17 @@ class Driver:
         self._bell = None
 
 
-def _run_through(work: Coroutine[None, None, None]) -> None:
-    """Run a coroutine that has nothing to wait for."""
+def _raise(exc: BaseException) -> None:
+    raise exc
+
+
+def _run_through(work: Coroutine[object, None, None]) -> None:
+    """Run a coroutine that waits for nothing, though it may give others a turn."""
     with suppress(StopIteration):
-        work.send(None)
-    work.close()
+        while work.send(None) is None:
+            pass
+    with suppress(RuntimeError):  # it waits for something after all, in its `finally` too
+        work.close()
 
 
 def _bug_text(exc: Exception) -> str:

@@ -102,11 +102,11 @@ class LoopTransport(Starter):
         return trouble
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
-            self._on_driver_gone(CANCELLED)
-        else:
-            exc = task.exception()
-            self._on_driver_gone("the driver ended" if exc is None else reason_of(exc))
+        # Somebody who cancels all tasks may meet one that is ending because of a bug.
+        cause = None if self._driver is None else self._driver.failure()
+        if cause is None and not task.cancelled():
+            cause = task.exception()
+        self._on_driver_gone(CANCELLED if cause is None else reason_of(cause))
 
     def _on_reader_gone(self) -> None:
         """Take in that the loop let go of the bell's reader: nothing else says that it was closed."""
@@ -117,10 +117,10 @@ class LoopTransport(Starter):
         if os.getpid() != self._pid or self._ended.is_set() or self._driver is None:
             return
         try:
-            self._driver.end_now()  # a task that was cancelled before its first turn has ended nothing
             self._on_end(None if self._stop_wanted else reason)
         finally:
             self._ended.set()
+            self._driver.end_now()  # a task that was cancelled before its first turn has ended nothing
 
 
 CANCELLED = "the network's task was cancelled, as asyncio.run does with all tasks when it ends"
