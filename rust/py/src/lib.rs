@@ -10,6 +10,7 @@ mod ends;
 mod errors;
 mod held;
 mod hosts;
+mod interpreter;
 mod json;
 mod rank_mapping;
 mod resolver;
@@ -55,6 +56,7 @@ mod _core {
     /// The failure kinds with their HTTP statuses, limits, the topology queries, the version, and the benches' yardstick.
     #[pymodule_init]
     fn constants(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::interpreter::refuse_a_second_one(module.py())?;
         let kinds = PyDict::new(module.py());
         for kind in FailureKind::ALL {
             kinds.set_item(kind.as_str(), kind.http_status())?;
