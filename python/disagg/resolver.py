@@ -9,7 +9,7 @@ import sys
 import warnings
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, TypedDict, Unpack
 
 from disagg import _core
 from disagg.errors import ConfigError
@@ -202,6 +202,9 @@ class Resolver(_core.Resolver):
         if stalled_s > STALLED_S and self._driver.has_work():
             return f"the network thread has made no progress for {stalled_s:.1f} s"
         return None
+
+    def __reduce__(self) -> Never:
+        raise TypeError("cannot pickle a Resolver: it owns requests, sockets and a thread; make one in each process")
 
     def __enter__(self) -> Self:
         return self
