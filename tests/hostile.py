@@ -68,6 +68,7 @@ class Peer:
         self.heads = []
         self.bodies = []
         self.connections = 0
+        self.writers = set()
         self.server = None
         self.addr = ""
 
@@ -77,11 +78,13 @@ class Peer:
 
     async def serve(self, reader, writer):
         self.connections += 1
+        self.writers.add(writer)
         try:
             await self.behave(Connection(self, reader, writer))
         except (ConnectionError, asyncio.CancelledError):  # asyncio would log either
             pass
         finally:
+            self.writers.discard(writer)
             writer.close()
 
 
@@ -112,6 +115,10 @@ class HostileHost:
         """Stop listening; connections that exist stay."""
         self._loop.call_soon_threadsafe(peer.server.close)
         self._call(asyncio.sleep(0))
+
+    def cut_connections(self, peer):
+        """Close the connections that it has, as a process that ends does."""
+        self._loop.call_soon_threadsafe(lambda: [writer.close() for writer in list(peer.writers)])
 
     def _call(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
@@ -247,6 +254,38 @@ def gzipped():
     return answers(response("200 OK", gzip.compress(TOPOLOGY), "Content-Encoding: gzip"))
 
 
+def gzip_bomb(size=64 * 2**20):
+    """A small compressed body that would unpack to `size` bytes."""
+    return answers(response("200 OK", gzip.compress(b" " * size, 9), "Content-Encoding: gzip"))
+
+
+def wrong_length(how):
+    """Announce a length that is not the body's: "too long", "too short", "negative", or two of them ("duplicate")."""
+    if how == "too long":
+        return says(response(length=len(TOPOLOGY) + 10))
+    if how == "duplicate":
+        return answers(response("200 OK", TOPOLOGY, f"Content-Length: {len(TOPOLOGY) - 1}"))
+    return answers(response(length={"too short": len(TOPOLOGY) - 5, "negative": -len(TOPOLOGY)}[how]))
+
+
+def prefill(*, topology=TOPOLOGY, port=5000, instance=None, answers_per_connection=None):
+    """A healthy engine: topology, then `port` plus the TP rank for each rank.
+
+    With `answers_per_connection` it closes a connection after so many, without having said that it would.
+    """
+    headers = [] if instance is None else [f"X-SGLang-Disaggregation-Instance-ID: {instance}"]
+
+    async def behave(connection):
+        answered = 0
+        while answered != answers_per_connection and (request := await connection.request()):
+            rank = request[0].partition(b"target_tp_rank=")[2].partition(b"&")[0]
+            body = topology if rank == b"-1" else b'{"rank_ip": "127.0.0.1", "rank_port": %d}' % (port + int(rank))
+            await connection.send(response("200 OK", body, *headers))
+            answered += 1
+
+    return behave
+
+
 def dies_between_requests(data=None):
     """Answer one request with keep-alive, then drop the connection when the next one arrives on it."""
     data = response() if data is None else data
@@ -305,7 +344,10 @@ def refusing_address():
 
 @contextlib.contextmanager
 def black_hole():
-    """An address that drops connection requests, because its queue of them is full."""
+    """An address that drops connection requests, because its queue of them is full.
+
+    Linux does that (`net.ipv4.tcp_abort_on_overflow` is 0, its default); test_hostile.py sees to it.
+    """
     with contextlib.ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):
