@@ -269,7 +269,7 @@ def wrong_length(how):
 
 
 def prefill(*, topology=TOPOLOGY, port=5000, instance=None, answers_per_connection=None):
-    """A healthy engine: topology, then `port` plus the TP rank for each rank.
+    """A healthy engine: topology, then `port` plus the TP rank for each rank; knows the dp rank of no room.
 
     With `answers_per_connection` it closes a connection after so many, without having said that it would.
     """
@@ -279,7 +279,9 @@ def prefill(*, topology=TOPOLOGY, port=5000, instance=None, answers_per_connecti
         answered = 0
         while answered != answers_per_connection and (request := await connection.request()):
             rank = request[0].partition(b"target_tp_rank=")[2].partition(b"&")[0]
-            body = topology if rank == b"-1" else b'{"rank_ip": "127.0.0.1", "rank_port": %d}' % (port + int(rank))
+            body = topology if rank == b"-1" else b"{}"
+            if rank.isdigit():
+                body = b'{"rank_ip": "127.0.0.1", "rank_port": %d}' % (port + int(rank))
             await connection.send(response("200 OK", body, *headers))
             answered += 1
 

@@ -46,6 +46,7 @@ class BoundedConnector(aiohttp.TCPConnector):
         self._born: dict[ResponseHandler, float] = {}
         self._user: dict[ResponseHandler, Attempt] = {}
         self._idle: OrderedDict[ResponseHandler, None] = OrderedDict()
+        self._renewed: dict[str, float] = {}
 
     async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
         """Take a connection that may still be reused out of the pool, or make one."""
@@ -60,7 +61,8 @@ class BoundedConnector(aiohttp.TCPConnector):
             now = self._loop.time()
             reused = protocol in self._born
             born = self._born.setdefault(protocol, now)
-            if not reused or (now - born <= self._max_age_s and not attempt.wants_fresh):
+            too_old = now - born > self._max_age_s or born <= self._renewed.get(attempt.command.addr, 0.0)
+            if not reused or not (too_old or attempt.wants_fresh):
                 self._user[protocol] = attempt
                 attempt.on_connected(protocol, reused=reused)
                 return connection
@@ -78,6 +80,13 @@ class BoundedConnector(aiohttp.TCPConnector):
             self._idle[protocol] = None
         else:
             del self._born[protocol]
+
+    def renew(self, addr: str) -> None:
+        """Reuse none of the connections to `addr` that there are."""
+        now = self._loop.time()
+        # connections of before an older mark are too old by now
+        self._renewed = {addr: at for addr, at in self._renewed.items() if now - at <= self._max_age_s}
+        self._renewed[addr] = now
 
     def next_expiry(self) -> float | None:
         """Return when (in the loop's time) `close_one_idle` has something to do, or None."""

@@ -9,6 +9,7 @@ import errno
 import importlib.metadata
 import os
 import socket
+from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ class Exchange:
         self._fresh = self._connector(options, reuse=False)
         self._session = _session(self.pool, options)
         self._heartbeat_session = _session(self._fresh, options)
+        self._said: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     async def run(self, attempt: Attempt) -> Answer:
         """Make the request of this attempt once; once more if a reused connection was closed under it.
@@ -65,14 +67,36 @@ class Exchange:
                 headers=_headers(command),
                 allow_redirects=False,
             ) as response:
-                return await _read(response, attempt)
+                answer = await _read(response, attempt)
         except (aiohttp.ClientError, OSError) as exc:
             if attempt.refusal is not None:
                 return attempt.refusal
             trouble = _named(exc)
+        else:
+            self._compare(attempt, answer)
+            return answer
         # Outside the handler: chained exceptions hold each other's frames, and cyclic garbage makes the
         # collector stop every thread for tens of milliseconds.
         raise ExchangeError(*trouble)
+
+    def _compare(self, attempt: Attempt, answer: Answer) -> None:
+        """Leave the kept connections of a peer that a new one shows to be another process now.
+
+        They may lead to the process that was replaced, which answers until it has drained, with ports that are gone.
+        """
+        command = attempt.command
+        if answer.status != HTTP_OK or command.kind not in ("topology", "heartbeat"):
+            return
+        key, said = (command.addr, command.path), hash((answer.instance, answer.body))
+        before = self._said.get(key)
+        if before not in (None, said):
+            if attempt.reused:
+                return
+            self.pool.renew(command.addr)
+        self._said[key] = said
+        self._said.move_to_end(key)
+        if len(self._said) > MOST_SAID:
+            self._said.popitem(last=False)
 
     def on_end(self, attempt: Attempt) -> None:
         """Take in that an attempt is over, however it ended."""
@@ -236,6 +260,7 @@ HTTP_OK = 200
 HTTP_REDIRECT = 300
 MAX_LINE = 8190
 SHORT_BODY = 1024
+MOST_SAID = 8192
 WHAT_OF = {
     errno.ECONNREFUSED: "refused",
     errno.ECONNRESET: "reset",
