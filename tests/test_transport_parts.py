@@ -42,6 +42,45 @@ def test_peers_take_turns_and_each_is_first_come_first_served():
     assert queue.next() is None
 
 
+def silent_queue(peers):
+    """A queue in which these peers did not answer, and ask again."""
+    queue = FairQueue(per_peer=16)
+    for ticket, addr in enumerate(peers):
+        queue.put(command(ticket, addr))
+        queue.next()
+        queue.on_end(addr, answered=False)
+    for ticket, addr in enumerate(peers, start=100):
+        queue.put(command(ticket, addr))
+    return queue
+
+
+def test_a_peer_that_answers_waits_for_one_turn_of_those_that_do_not():
+    queue = silent_queue("abcdefgh")
+    for ticket in (200, 201, 202):
+        queue.put(command(ticket, "z"))
+    assert [queue.next().ticket for _ in range(7)] == [100, 200, 101, 201, 102, 202, 103]
+    assert [queue.next().ticket for _ in range(4)] == [104, 105, 106, 107], "nobody starves"
+
+
+def test_a_peer_that_answers_again_is_as_good_as_any_and_an_abandoned_request_says_nothing():
+    queue = silent_queue("ab")
+    assert [queue.next().addr for _ in range(2)] == ["a", "b"]
+    queue.on_end("a", answered=True)
+    queue.on_end("b", answered=None)
+    for ticket, addr in ((300, "b"), (301, "b"), (302, "a"), (303, "a")):
+        queue.put(command(ticket, addr))
+    assert [queue.next().ticket for _ in range(4)] == [302, 300, 303, 301]
+
+
+def test_what_is_remembered_of_silent_peers_is_bounded():
+    queue = FairQueue(per_peer=1)
+    for number in range(5000):
+        queue.put(command(number, str(number)))
+        queue.next()
+        queue.on_end(str(number), answered=False)
+    assert len(queue._silent) == 4096
+
+
 @given(
     st.integers(1, 3),
     st.lists(
@@ -49,6 +88,7 @@ def test_peers_take_turns_and_each_is_first_come_first_served():
             st.tuples(st.just("put"), st.sampled_from("abc")),
             st.tuples(st.just("next"), st.none()),
             st.tuples(st.just("end"), st.integers(0, 30)),
+            st.tuples(st.just("fail"), st.integers(0, 30)),
             st.tuples(st.just("withdraw"), st.integers(0, 30)),
         ),
         max_size=60,
@@ -63,8 +103,8 @@ def test_the_queue_loses_nothing_and_keeps_its_limit(per_peer, steps):
             waiting[ticket] = value
         elif step == "withdraw":
             assert queue.withdraw(value) == (waiting.pop(value, None) is not None)
-        elif step == "end" and value in under_way:
-            queue.on_end(under_way.pop(value))
+        elif step in ("end", "fail") and value in under_way:
+            queue.on_end(under_way.pop(value), answered=step == "end")
         elif step == "next":
             count = {addr: list(under_way.values()).count(addr) for addr in "abc"}
             may_start = {addr for addr in waiting.values() if count[addr] < per_peer}

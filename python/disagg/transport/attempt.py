@@ -42,6 +42,7 @@ class Attempt:
     """
 
     __slots__ = (
+        "answered",
         "command",
         "connect_s",
         "due",
@@ -65,6 +66,7 @@ class Attempt:
         self.total_s = total_s
         self.final_due = now + total_s
         self.due = now + min(connect_s, total_s)
+        self.answered: bool | None = False
         self.ended = Ended.NOT
         self.gate = gate
         self.had_grace = False

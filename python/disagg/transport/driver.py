@@ -239,7 +239,7 @@ class Driver:
         attempt.leave_gate()
         self._exchange.on_end(attempt)
         self._attempts.pop(attempt.command.ticket, None)
-        self._queue.on_end(attempt.command.addr)
+        self._queue.on_end(attempt.command.addr, answered=attempt.answered)
         if not self._finished.done():
             self._guarded(partial(self._tell, attempt.command.ticket, fact))
 
@@ -252,6 +252,7 @@ class Driver:
             return partial(machine.on_error, ticket, trouble.what, trouble.message)
         except asyncio.CancelledError:
             if attempt.ended is Ended.ABANDONED or self._finished.done():
+                attempt.answered = None
                 return None
             if attempt.ended is Ended.NOT:
                 return partial(machine.on_error, ticket, "other", "its task was cancelled")
@@ -260,6 +261,7 @@ class Driver:
             answer = attempt.refusal
         except Exception as exc:  # noqa: BLE001  (a bug met by one request must not end the others)
             return partial(machine.on_error, ticket, "other", _bug_text(exc))
+        attempt.answered = True
         return partial(machine.on_response, ticket, *answer)
 
     def _tell(self, ticket: int, fact: Callable[[], None] | None) -> None:

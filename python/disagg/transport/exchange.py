@@ -87,7 +87,7 @@ class Exchange:
         command = attempt.command
         if answer.status != HTTP_OK or command.kind not in ("topology", "heartbeat"):
             return
-        key, said = (command.addr, command.path), hash((answer.instance, answer.body))
+        key, said = (command.addr, command.path), hash((answer.headers, answer.body))
         before = self._said.get(key)
         if before not in (None, said):
             if attempt.reused:
