@@ -27,6 +27,7 @@ SILENT, SLOW, HEALTHY = 256, 16, 8
 PER_CYCLE = 2  # of a cycle of 1 ms: 2,000 requests a second
 CYCLE_S = 0.001
 BURST = 2_000
+SPACING_S = 0.05  # so that the samples see each part of the silent peers' second
 MS = 1e6  # in nanoseconds
 
 
@@ -214,21 +215,36 @@ def bench_a_healthy_peer_beside_silent_ones(scale, settled):
                 with disagg.Resolver(DECODE, RETRY, **LIMITS) as resolver:
                     load = Load(addresses["silent"][:count], "", burst_from_s=1e9)
                     begin_silence(resolver, load)
-                    took[count] += [time_to_route(resolver, next(fresh), load) for _ in range(samples)]
+                    for _ in range(samples):
+                        idle(resolver, load, SPACING_S)
+                        took[count].append(time_to_route(resolver, next(fresh), load))
     print("\nfrom add to route at a healthy peer that is new")
     print(line("no faulty peer", took[0]))
     print(line(f"beside {SILENT} silent peers", took[SILENT]))
 
 
 def begin_silence(resolver, load) -> None:
-    """Have all silent peers asked, until the first burst of attempts is under way."""
+    """Have all silent peers asked once, and time out."""
     for addr in load.addresses:
         load.rooms += 1
         resolver.add(object(), addr, load.rooms)
-    end = time.monotonic() + 1.0
-    while load.addresses and time.monotonic() < end:
+    if load.addresses:
+        idle(resolver, load, 1.5)
+
+
+def idle(resolver, load, seconds) -> None:
+    """Cycles in which a silent peer gets a request."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ask_a_silent_one(resolver, load)
         resolver.poll()
-        time.sleep(0.001)
+        time.sleep(CYCLE_S)
+
+
+def ask_a_silent_one(resolver, load) -> None:
+    if load.addresses:
+        load.rooms += 1
+        resolver.add(object(), load.chance.choice(load.addresses), load.rooms)
 
 
 def time_to_route(resolver, addr, load) -> int:
@@ -237,13 +253,11 @@ def time_to_route(resolver, addr, load) -> int:
     request, began = object(), time.perf_counter_ns()
     resolver.add(request, addr, load.rooms)
     while True:
-        if load.addresses:
-            load.rooms += 1
-            resolver.add(object(), load.chance.choice(load.addresses), load.rooms)
+        ask_a_silent_one(resolver, load)
         if any(its is request for its, _ in resolver.poll().resolved):
             return time.perf_counter_ns() - began
         assert time.perf_counter_ns() - began < 10e9
-        time.sleep(0.001)
+        time.sleep(CYCLE_S)
 
 
 def bench_sglang_beside_two_silent_peers(scale, rig):
