@@ -1,16 +1,17 @@
 """Lets answers in one after another, on a loop whose selector is not ours.
 
 `PoliteSelector` bounds what a turn of our own loop takes in. Any other loop reads whatever is readable in one
-turn: 256 answers that arrive together are 256 reads, and 256 tasks woken by them in the next turn, some 40 ms in
-which nothing else of the loop runs. So a connection whose answer is awaited does not read at first. A selector of
-our own, which the loop watches as the one descriptor that it is, says which ones have something to read, and each
-turn of the loop lets one of them. Only public means of transports and loops are used, so that uvloop does too.
+turn: 256 answers that arrive together are 256 reads, and 256 tasks woken by them in the next turn, some 10 ms each in
+which nothing else of the loop runs. So a connection whose answer is awaited does not read at first. An epoll of our
+own, which the loop watches as the one descriptor that it is, says which ones have something to read, and each turn of
+the loop lets one of them. Only public means of transports and loops are used, so that it works on uvloop, too.
 """
 
 from __future__ import annotations
 
-import selectors
-from typing import TYPE_CHECKING, cast
+import select
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
@@ -26,30 +27,33 @@ __all__ = ["Gate"]
 class Gate:
     """Holds back the connections of attempts until it is their turn to read; for the loop's thread.
 
-    `guarded` calls a step so that an exception in it ends the driver.
+    `guarded` calls a step so that an exception in it ends the driver. Where there is no epoll, nothing is held back.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, guarded: Callable[[Callable[[], None]], None]) -> None:
         self._loop = loop
         self._guarded = guarded
-        self._selector = selectors.DefaultSelector()
-        self._fileno = cast("selectors.EpollSelector", self._selector).fileno()  # kqueue's has one, too
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
         self._held: dict[ResponseHandler, _Hold] = {}
+        self._watched: dict[int, ResponseHandler] = {}  # by descriptor
         self._waiting: dict[ResponseHandler, None] = {}  # in order of arrival
         self._next: asyncio.Handle | None = None
-        loop.add_reader(self._fileno, guarded, self._on_readable)
+        if self._epoll is not None:
+            loop.add_reader(self._epoll.fileno(), guarded, self._on_readable)
 
     def hold(self, attempt: Attempt, protocol: ResponseHandler) -> None:
         """Keep the connection, on which this attempt's request is about to go out, from reading."""
         transport = protocol.transport
-        if transport is None or transport.is_closing():
+        if self._epoll is None or transport is None or transport.is_closing():
             return
-        fileno = transport.get_extra_info("socket").fileno()
-        if fileno in self._selector.get_map():
-            self._selector.unregister(fileno)  # of a connection that was closed, and whose attempt will hear of it
         transport.pause_reading()
+        fileno = transport.get_extra_info("socket").fileno()
         self._held[protocol] = _Hold(attempt, transport, fileno)
-        self._selector.register(fileno, selectors.EVENT_READ, protocol)
+        self._watched[fileno] = protocol  # in place of a connection that was closed, and whose attempt will hear of it
+        try:
+            self._epoll.register(fileno, TOLD_ONCE)
+        except FileExistsError:  # the same connection, which the attempt before has not let go yet
+            self._epoll.modify(fileno, TOLD_ONCE)
 
     def let_go(self, attempt: Attempt, protocol: ResponseHandler) -> None:
         """Take in that the attempt no longer uses the connection; a later one may use it already."""
@@ -57,10 +61,11 @@ class Gate:
         if hold is None or hold.attempt is not attempt:
             return
         del self._held[protocol]
-        if protocol in self._waiting:
-            del self._waiting[protocol]
-        else:
-            self._unwatch(protocol, hold)
+        self._waiting.pop(protocol, None)
+        if self._watched.get(hold.fileno) is protocol:
+            del self._watched[hold.fileno]
+            with suppress(OSError):  # it is closed, and then the system has done this
+                self._unwatch(hold.fileno)
         hold.resume()
 
     def holds_back(self, attempt: Attempt) -> bool:
@@ -74,16 +79,22 @@ class Gate:
         """Let all connections go."""
         if self._next is not None:
             self._next.cancel()
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._fileno)
-        self._selector.close()
+        if self._epoll is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            self._epoll = None
         self._held.clear()
+        self._watched.clear()
         self._waiting.clear()
 
     def _on_readable(self) -> None:
-        for key, _ in self._selector.select(0)[:BATCH]:
-            self._selector.unregister(key.fd)  # else the loop would spin until all are let in
-            self._waiting[key.data] = None
+        if self._epoll is None:
+            return
+        for fileno, _ in self._epoll.poll(0, BATCH):  # the others in the next turn
+            protocol = self._watched.get(fileno)
+            if protocol is not None:
+                self._waiting[protocol] = None
         if self._next is None:
             self._admit_one()
 
@@ -97,10 +108,9 @@ class Gate:
         if self._waiting:
             self._next = self._loop.call_soon(self._guarded, self._admit_one)
 
-    def _unwatch(self, protocol: ResponseHandler, hold: _Hold) -> None:
-        key = self._selector.get_map().get(hold.fileno)
-        if key is not None and key.data is protocol:
-            self._selector.unregister(hold.fileno)
+    def _unwatch(self, fileno: int) -> None:
+        if self._epoll is not None:
+            self._epoll.unregister(fileno)
 
 
 class _Hold:
@@ -118,4 +128,5 @@ class _Hold:
             self.transport.resume_reading()
 
 
+TOLD_ONCE = select.EPOLLIN | select.EPOLLONESHOT if hasattr(select, "epoll") else 0
 BATCH = 32
