@@ -1,4 +1,4 @@
-"""How long a person waits for `disagg map`: the whole command, the interpreter's start included."""
+"""How long a person waits for `disagg map`, and a process for `import disagg`: the interpreter's start included."""
 
 from __future__ import annotations
 
@@ -33,6 +33,20 @@ def bench_map_command_of_a_live_registry(benchmark, scale):
         arguments = ["--decode", "tp=1024", "--prefill", registry.address]
         shown = benchmark.pedantic(disagg_map, args=arguments, rounds=max(1, int(10 * scale)))
     assert "decode tp 2i and 2i+1 read prefill tp i" in shown
+
+
+IMPORT = "import sys, disagg; print(*[name for name in ('asyncio', 'aiohttp', 'typer') if name in sys.modules])"
+
+
+@pytest.mark.parametrize("code", ["print()", IMPORT], ids=["nothing", "import disagg"])
+@pytest.mark.benchmark(group="import, the whole process")
+def bench_import(benchmark, code, scale):
+    shown = benchmark.pedantic(python, args=(code,), rounds=max(1, int(30 * scale)))
+    assert shown == "\n", "it imports none of these"
+
+
+def python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
 def disagg_map(*arguments: str) -> str:
