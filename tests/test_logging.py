@@ -57,6 +57,7 @@ SIZES = {"dp": 1, "cp": 1, "tp": 1, "pp": 1}
 
 
 def test_the_life_of_a_peer_is_told_line_by_line(logged):
+    """X-05: each with the address, attempt and budget, the kind of failure and how many requests it concerns."""
     pair = logged.pair
     base = {"addr": A, "epoch": 0, "suppressed": 0}
     add(pair, "a")

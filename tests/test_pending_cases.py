@@ -28,7 +28,7 @@ from machines import (
 
 
 def test_told_failure_reaches_a_request_that_comes_later():
-    """A3-09: the first reason wins, with its status."""
+    """A3-09, X-03: the first reason wins, with its status."""
     pair = make()
     assert pair.both("fail_room", 77, "input too long", 400) == [False, False]
     pair.both("fail_room", 77, "something else", 503)

@@ -119,6 +119,7 @@ NOT_HTTP = "the answer is not HTTP/1.1"
     ],
 )  # fmt: skip
 def test_peer_costs_its_own_request_only_which_ends_with_the_kind_of_what_it_did(host, resolver, behave, kind, text):
+    """Among them A2-14: 404 is what a server says that is no prefill, and is not asked twice."""
     peer = host.peer(behave)
     is_slow = text == NO_ANSWER
     end = end_beside_a_healthy_peer(host, resolver, peer.addr, is_slow=is_slow)

@@ -49,6 +49,7 @@ def hasty_threads():
 @pytest.mark.usefixtures("hasty_threads")
 @pytest.mark.parametrize("clearing", [False, True], ids=["without discard_all", "with discard_all"])
 def test_each_request_ends_once_whatever_threads_call(clearing):
+    """A5-12: heartbeats, polls, discards and failures told of, at few addresses, and all counts fit in the end."""
     seed = int(os.environ.get("DISAGG_HAMMER_SEED") or random.randrange(2**32))
     print(f"DISAGG_HAMMER_SEED={seed}")  # noqa: T201  (shown when it fails)
     hammer = Hammer(seed, clearing=clearing)
