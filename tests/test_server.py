@@ -313,6 +313,7 @@ print(worst)
 
 
 def test_it_answers_while_python_holds_the_gil(server):
+    """A5-05, the server's half."""
     probe = subprocess.Popen([sys.executable, "-c", PROBE, server.address], stdout=subprocess.PIPE, text=True)
     assert probe.stdout.readline() == "ready\n"
     # One C call that never lets go: no other Python thread runs meanwhile.
