@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
 
+import disagg
 from disagg.transport import LoopTransport, Transport
 from fake_machine import FakeMachine, options
 
+DECODE = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, page_size=64)
+QUICK = disagg.RetryPolicy(max_attempts=2, interval_s=0.1, min_wait_s=0.0)
+NOBODY = "127.0.0.1:1"
 LOOPS = ["asyncio", "uvloop"]
 STARTERS = ["thread", *LOOPS]
 
@@ -85,3 +91,36 @@ def started(kind, machine=None, **changes):
                 assert transport.stop(30)
     finally:
         machine.close()
+
+
+# A Resolver on the loop that runs.
+
+
+def on_loop(**more):
+    return disagg.Resolver(DECODE, QUICK, event_loop=asyncio.get_running_loop(), **more)
+
+
+async def ends_of(resolver, count, within_s=30):
+    ends = {}
+    until = time.monotonic() + within_s
+    while len(ends) < count:
+        assert time.monotonic() < until, ends
+        step = resolver.poll()
+        ends |= dict(step.resolved + step.failed)
+        await asyncio.sleep(0.001)
+    return ends
+
+
+async def until_asked(peer):
+    until = time.monotonic() + 30
+    while not peer.requests:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.001)
+
+
+def run(kind, coroutine):
+    """What asyncio.run does, on a loop of that kind, with asyncio's own checks; then collects what is left."""
+    with asyncio.Runner(loop_factory=lambda: new_loop(kind), debug=True) as runner:
+        returned = runner.run(coroutine)
+    gc.collect()
+    return returned

@@ -1,4 +1,4 @@
-"""Fork, other processes, exit, signals, and what of the process the library leaves alone."""
+"""Fork, other processes, what is left behind, and what of the process the library leaves alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ import multiprocessing
 import os
 import pickle
 import select
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -21,31 +17,13 @@ import pytest
 
 import across_processes
 import disagg
-from hostile import HostileHost, silent
+from hostile import silent
 from machines import Request
+from python_process import run_python
 
 DECODE = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, page_size=64)
 NOBODY = "127.0.0.1:1"
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
-
-
-def start_python(code, *flags):
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", *flags, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
-    )
-
-
-def run_python(code, *flags):
-    process = start_python(code, *flags)
-    try:
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    return process.returncode, out, err
 
 
 # -- fork
@@ -200,105 +178,6 @@ def test_sub_interpreter_gets_an_import_error_and_no_crash():
     assert out.startswith("no: ")
     assert "subinterpreter" in out
     assert out.endswith("\nTrue\n")
-
-
-# -- exit and signals
-
-BUSY = """
-import asyncio, atexit, os, signal, sys, threading, time
-import disagg
-resolver = disagg.Resolver(disagg.DecodeRank(attn_tp_size=1, engine_rank=0), total_timeout_s=60)
-for room in range(100):
-    resolver.add(object(), PEERS[room % len(PEERS)], room)
-while resolver.stats()["in_flight"] < len(PEERS):
-    time.sleep(0.001)
-"""
-
-
-@pytest.fixture(scope="module")
-def busy():
-    """The start of a program with requests at silent peers."""
-    with HostileHost() as host:
-        yield BUSY.replace("PEERS", str([host.peer(silent()).addr for _ in range(8)]))
-
-
-@pytest.mark.parametrize(
-    ("end", "status"),
-    [
-        ("", 0),
-        ("sys.exit(3)", 3),
-        ("threading.Thread(target=sys.exit).start()", 0),
-        ("atexit.register(resolver.close)", 0),
-        ("resolver.myself = resolver", 0),
-        # A scheduler that sits in poll while the interpreter goes.
-        ("threading.Thread(target=lambda: [resolver.poll() for _ in iter(int, 1)], daemon=True).start()", 0),
-        ("threading.Thread(target=lambda: [resolver.add(object(), '127.0.0.1:1', 7) for _ in iter(int, 1)],"
-         " daemon=True).start(); time.sleep(0.1)", 0),
-    ],
-)  # fmt: skip
-def test_exit_with_requests_pending_is_quiet_and_does_not_hang(busy, end, status):
-    began = time.monotonic()
-    assert run_python(f"{busy}\n{end}") == (status, "", "")
-    assert time.monotonic() - began < 30, "far less than the requests' time limit"
-
-
-def test_uncaught_exception_with_requests_pending_shows_itself_and_no_other(busy):
-    status, _, err = run_python(f"{busy}\nraise ValueError('of the program')")
-    assert status == 1
-    assert err.count("Traceback") == 1
-    assert err.endswith("ValueError: of the program\n")
-
-
-def test_sigterm_has_its_default_action(busy):
-    process = start_python(f"{busy}\nprint('ready', flush=True)\nwhile True: resolver.poll(); time.sleep(0.001)")
-    assert process.stdout.readline() == "ready\n"
-    process.terminate()
-    assert process.communicate(timeout=30) == ("", "")
-    assert process.returncode == -signal.SIGTERM
-
-
-ENGINES = {
-    "thread": """
-try:
-    with resolver:
-        print('ready', flush=True)
-        while True:
-            resolver.poll()
-            time.sleep(0.001)
-except KeyboardInterrupt:
-    print('interrupted', resolver.health().reason)
-""",
-    "event_loop": """
-async def main():
-    async with disagg.Resolver(
-        disagg.DecodeRank(attn_tp_size=1, engine_rank=0), event_loop=asyncio.get_running_loop(), total_timeout_s=60
-    ) as resolver:
-        globals()['resolver'] = resolver
-        for room, addr in enumerate(PEERS):
-            resolver.add(object(), addr, room)
-        while resolver.stats()["in_flight"] < len(PEERS):
-            await asyncio.sleep(0.001)
-        print('ready', flush=True)
-        while True:
-            resolver.poll()
-            await asyncio.sleep(0.001)
-resolver.close()
-try:
-    asyncio.run(main())
-except KeyboardInterrupt:
-    print('interrupted', resolver.health().reason)
-""",
-}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_ctrl_c_is_a_keyboard_interrupt_and_a_clean_end(host, engine):
-    peers = str([host.peer(silent()).addr for _ in range(8)])
-    process = start_python((BUSY + ENGINES[engine]).replace("PEERS", peers))
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30) == ("interrupted the resolver was closed\n", "")
-    assert process.returncode == 0
 
 
 # -- what is left behind
