@@ -89,6 +89,20 @@ def test_a_table_that_cannot_be_used_gives_way_to_look_ups(status, body):
     assert pair.ends[request].endpoints
 
 
+def test_a_table_over_its_bound_gives_way_to_look_ups():
+    """Names of pods as rank_ip, or a large layout in the topology, are over it each time that it is asked for."""
+    pair = make(decode={"attn_tp_size": 1})
+    request = ready(pair, FOUR)
+    pair.fail(pair.only("endpoint"), "oversized", "the body is over 1536 bytes")
+    assert len(pair.flights) == 4
+    assert all(flight.path.startswith("/route?") for flight in pair.flights)
+    while pair.flights:
+        flight = pair.flights[0]
+        pair.answer(flight, 200, endpoint() if flight.kind == "endpoint" else FOUR)
+    pair.poll()
+    assert pair.ends[request].endpoints
+
+
 def test_other_dp_ranks_of_the_same_peer_do_not_ask_for_the_table_again():
     pair = make(decode={"attn_tp_size": 1}, max_endpoint_lookups_per_peer=8)
     body = topology(tp=2, dp=3)

@@ -81,7 +81,7 @@ impl Machine {
     }
 
     /// Look the ranks of this peer up one by one, from now on and in this life.
-    fn give_up_table(&mut self, at: u32, text: String) {
+    pub(super) fn give_up_table(&mut self, at: u32, text: String) {
         let Some(ready) = self.peers.at_mut(at).ready_mut() else { return };
         ready.features.table = false;
         let all = crate::ids::number(ready.contacts.len());
