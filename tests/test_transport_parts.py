@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg.transport import Transport, TransportOptions, names
+from disagg.transport.connections import BoundedConnector
 from disagg.transport.options import Command
 from disagg.transport.polite import EVENTS_PER_TURN, PoliteSelector
 from disagg.transport.queues import FairQueue
@@ -209,6 +210,25 @@ def test_idle_look_up_threads_end(monkeypatch):
 
 
 # -- the polite selector
+
+
+# -- connections that are not to be reused
+
+
+def test_marks_of_renewed_peers_go_when_they_are_too_old_however_often_some_are_renewed(monkeypatch):
+    async def renew():
+        connector = BoundedConnector(names.Names(max_wait_s=1.0), max_age_s=10.0, max_idle=8, reuse=True)
+        now = 100.0
+        monkeypatch.setattr(connector._loop, "time", lambda: now)
+        for addr in "abca":
+            connector.renew(addr)
+            now += 4.0
+        kept = dict(connector._renewed)
+        monkeypatch.undo()
+        await connector.close()
+        return kept
+
+    assert asyncio.run(renew()) == {"b": 104.0, "c": 108.0, "a": 112.0}
 
 
 def test_events_are_given_out_a_few_at_a_time_and_none_is_lost_or_stale():
