@@ -89,11 +89,12 @@ def test_a_table_that_cannot_be_used_gives_way_to_look_ups(status, body):
     assert pair.ends[request].endpoints
 
 
-def test_a_table_over_its_bound_gives_way_to_look_ups():
+@pytest.mark.parametrize("what", ["oversized", "cut", "encoding"])
+def test_a_table_over_its_bound_or_broken_gives_way_to_look_ups(what):
     """Names of pods as rank_ip, or a large layout in the topology, are over it each time that it is asked for."""
     pair = make(decode={"attn_tp_size": 1})
     request = ready(pair, FOUR)
-    pair.fail(pair.only("endpoint"), "oversized", "the body is over 1536 bytes")
+    pair.fail(pair.only("endpoint"), what, "the body is over 1536 bytes")
     assert len(pair.flights) == 4
     assert all(flight.path.startswith("/route?") for flight in pair.flights)
     while pair.flights:

@@ -303,7 +303,7 @@ class ReferenceResolver(Explanations):
             self._on_topology(peer, flight, answer, Headers())
         elif flight.purpose == "query":
             self._query_failed(peer, flight, answer.text)
-        elif flight.purpose == "table" and what == "oversized":
+        elif flight.purpose == "table" and what in ("oversized", "cut", "encoding"):
             self._give_up_table(peer, answer.text)
         elif flight.purpose != "check":
             self._lookup_failed(peer, flight, answer.text)

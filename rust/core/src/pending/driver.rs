@@ -136,8 +136,15 @@ impl Machine {
             Purpose::Lookup { dp_rank, contact } => {
                 self.lookup_failed(at, flight, dp_rank, Wanted::Contact(contact), text);
             }
-            // It would be as long each time: the bound knows nothing of long names and of what else a topology holds.
-            Purpose::Table { .. } if error == TransportError::Oversized => self.give_up_table(at, text),
+            // It would be so each time: the bound knows nothing of long names and of what else a topology holds.
+            Purpose::Table { .. }
+                if matches!(
+                    error,
+                    TransportError::Oversized | TransportError::Cut | TransportError::Encoding
+                ) =>
+            {
+                self.give_up_table(at, text);
+            }
             Purpose::Table { dp_rank } => self.lookup_failed(at, flight, dp_rank, Wanted::Table, text),
             Purpose::Check { .. } => {}
         }
