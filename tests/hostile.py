@@ -71,6 +71,7 @@ class Peer:
         self.writers = set()
         self.server = None
         self.addr = ""
+        self.tasks = set()
 
     @property
     def requests(self):
@@ -79,12 +80,14 @@ class Peer:
     async def serve(self, reader, writer):
         self.connections += 1
         self.writers.add(writer)
+        self.tasks.add(asyncio.current_task())
         try:
             await self.behave(Connection(self, reader, writer))
         except (ConnectionError, asyncio.CancelledError):  # asyncio would log either
             pass
         finally:
             self.writers.discard(writer)
+            self.tasks.discard(asyncio.current_task())
             writer.close()
 
 
@@ -120,6 +123,11 @@ class HostileHost:
         """Close the connections that it has, as a process that ends does."""
         self._loop.call_soon_threadsafe(lambda: [writer.close() for writer in list(peer.writers)])
 
+    def forget(self, peers):
+        """Stop listening, close all connections, and keep nothing of these peers."""
+        self._call(self._forget(peers))
+        self._peers = [peer for peer in self._peers if peer not in peers]
+
     def _call(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
@@ -127,6 +135,12 @@ class HostileHost:
         peer.server = await asyncio.start_server(peer.serve, host, port, backlog=1024)
         shown = f"[{host}]" if ":" in host else host
         peer.addr = f"{shown}:{peer.server.sockets[0].getsockname()[1]}"
+
+    async def _forget(self, peers):
+        for peer in peers:
+            peer.server.close()
+            for task in peer.tasks:
+                task.cancel()
 
     async def _shut(self):
         for peer in self._peers:
