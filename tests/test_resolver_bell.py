@@ -43,7 +43,7 @@ class Network:
         assert due is None or (self.timer is not None and due > self.timer - SLACK_NS), after
 
     def answer(self, chance):
-        ticket, kind, *_, body, _ = self.under_way.pop(chance.randrange(len(self.under_way)))
+        ticket, kind, *_, body, _, _ = self.under_way.pop(chance.randrange(len(self.under_way)))
         if kind in ("topology", "heartbeat"):
             return (ticket, 200, topology(dp=2, follow=False))
         if kind == "endpoint":
