@@ -16,7 +16,7 @@ from polling import poll_until
 
 DECODE = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, page_size=64)
 ONCE = disagg.RetryPolicy(max_attempts=1, min_wait_s=0.0)
-NO_PROGRESS = "the network thread has made no progress for "
+NO_PROGRESS = "the network has made no progress for "
 
 
 def until(condition, within_s=20):

@@ -200,7 +200,7 @@ class Resolver(_core.Resolver):
             return trouble
         stalled_s = self._transport.since_progress_s()
         if stalled_s > STALLED_S and self._driver.has_work():
-            return f"the network thread has made no progress for {stalled_s:.1f} s"
+            return f"the network has made no progress for {stalled_s:.1f} s"
         return None
 
     def __reduce__(self) -> Never:
