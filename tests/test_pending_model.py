@@ -170,7 +170,7 @@ class PendingMachine(RuleBasedStateMachine):
         self.current[addr] = body
 
     def answer(self, flight, status, body, instance=None, epoch=None):
-        if flight.asks_for_topology:
+        if flight.asks_for_topology and status == 200 and body in TOPOLOGIES:
             self.said[flight.addr] = body
         self.pair.answer(flight, status, body, instance, epoch, self.features.get(flight.addr))
 
