@@ -6,6 +6,8 @@ import logging
 import threading
 import time
 
+import pytest
+
 import disagg
 from hostile import prefill, refusing_address, silent
 from machines import Request, topology
@@ -122,22 +124,24 @@ def test_engine_that_says_a_peer_is_lost_waits_neither_for_its_stuck_answer_nor_
         until(lambda: not stuck.writers)  # the request that was abandoned holds no connection
 
 
-def test_server_that_is_swapped_between_two_beats_is_one_restart_event_and_its_new_ports_are_used(host):
-    """A5-07 (by instance id), A5-17: no beat is missed, and kept connections lead to the old process, which drains."""
-    peer = host.peer(prefill(port=5000, instance="old"))
+@pytest.mark.parametrize("ids", [("old", "new"), (None, None)], ids=["by instance id", "by its endpoints"])
+def test_server_that_is_swapped_between_two_beats_is_one_restart_event_and_its_new_ports_are_used(host, ids):
+    """A5-07, A5-17: no beat is missed, and kept connections lead to the old process, which drains."""
+    old, new = ids
+    peer = host.peer(prefill(port=5000, instance=old))
     beats = {"heartbeat_interval_s": 0.3, "heartbeat_failures": 100}
     with disagg.Resolver(DECODE, QUICK, **beats) as resolver:
         before = place(resolver, peer.addr, 1)
         assert ports(before) == [5000]
-        peer.behave = prefill(port=6000, instance="new")  # of connections that are made from now on
+        peer.behave = prefill(port=6000, instance=new)  # of connections that are made from now on
         step = next_step(resolver)
         (event,) = step.events
         assert (event.kind, event.addr, event.epoch) == ("peer_restarted", peer.addr, before.epoch)
-        assert (event.old_instance, event.new_instance) == ("old", "new")
+        assert (event.old_instance, event.new_instance) == ids
         assert step.resolved == step.failed == ()
         after = place(resolver, peer.addr, 2)
         assert (ports(after), after.epoch) == ([6000], before.epoch + 1)
-        assert after.info == before.info, "nothing but the id tells"
+        assert after.info == before.info, "the topology is the same"
         assert resolver.driver().counters()["events"] == {"peer_lost": 0, "peer_restarted": 1, "peer_back": 0}
 
 

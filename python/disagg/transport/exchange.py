@@ -85,7 +85,7 @@ class Exchange:
         They may lead to the process that was replaced, which answers until it has drained, with ports that are gone.
         """
         command = attempt.command
-        if answer.status != HTTP_OK or command.kind not in ("topology", "heartbeat"):
+        if answer.status != HTTP_OK or command.kind == "dp_ranks":
             return
         key, said = (command.addr, command.path), hash((answer.headers, answer.body))
         before = self._said.get(key)
