@@ -102,7 +102,9 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_ctrl_c_is_a_keyboard_interrupt_and_a_clean_end(host, engine):
     peers = str([host.peer(silent()).addr for _ in range(8)])
-    process = start_python((BUSY + ENGINES[engine]).replace("PEERS", peers), "-Werror")
+    # Who runs tests in the background may have them inherit that it is ignored.
+    default = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    process = start_python(default + (BUSY + ENGINES[engine]).replace("PEERS", peers), "-Werror")
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30) == ("interrupted the resolver was closed\n", "")

@@ -49,7 +49,7 @@ class Exchange:
         self._fresh = self._connector(options, reuse=False)
         self._session = _session(self.pool, options)
         self._heartbeat_session = _session(self._fresh, options)
-        self._said: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._said: OrderedDict[int, int] = OrderedDict()
 
     async def run(self, attempt: Attempt) -> Answer:
         """Make the request of this attempt once; once more if a reused connection was closed under it.
@@ -87,7 +87,8 @@ class Exchange:
         command = attempt.command
         if answer.status != HTTP_OK or command.kind == "dp_ranks":
             return
-        key, said = (command.addr, command.path), hash((answer.headers, answer.body))
+        # Numbers only, as there may be thousands; two alike by chance cost no more than some connections.
+        key, said = hash((command.addr, command.path)), hash((answer.headers, answer.body))
         before = self._said.get(key)
         if before not in (None, said):
             if attempt.reused:
