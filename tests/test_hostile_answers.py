@@ -88,7 +88,7 @@ def run_answers(count, *, seed):
         # that are closed it lets go after three times their greatest age.
         most = warm.blocks + 10 * min(count, MOST_SILENT) + 3 * count + 10_000
         after = settle_at(resolver, empty)
-        until = time.monotonic() + 4 * TransportOptions.max_connection_age_s
+        until = time.monotonic() + 4 * TransportOptions(1.0, 1.0, 1.0, 1).max_connection_age_s
         while after.blocks >= most and time.monotonic() < until:
             time.sleep(1.0)
             after = Resources()
