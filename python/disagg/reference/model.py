@@ -14,6 +14,7 @@ from disagg.values import Endpoint, Failure, Route
 __all__ = [
     "MS",
     "SECOND",
+    "TABLE",
     "Group",
     "Headers",
     "Identity",
@@ -28,6 +29,7 @@ __all__ = [
 
 MS = 1_000_000
 SECOND = 1_000_000_000
+TABLE = -1
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class InFlight:
     rooms: list[Request] = field(default_factory=list)
     wait_ms: int = 0
     dp_rank: int = 0
-    contact: int = 0
+    contact: int = 0  # of a look-up or a check; TABLE for all of them in one answer
 
 
 @dataclass(eq=False)
@@ -188,8 +190,7 @@ class Group:
 
     dp_rank: int
     found: dict[int, tuple[str, int]] = field(default_factory=dict)
-    wants_table: bool = False
-    wanted: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)  # as `InFlight.contact`
     flying: int = 0
     state: str = "looking"
     until: int = 0

@@ -294,17 +294,19 @@ class PeerRules(StageRules):
             self._restart(peer, stated)
             return
         peer.identity = peer.identity.learn(stated)
-        contacts = [(group.dp_rank, c.cp, c.tp, c.pp) for c in peer.mapping.contacts()]
-        found = [table.ranks.get(contact) for contact in contacts]
-        for (dp, cp, tp, pp), rank in zip(contacts, found, strict=True):
+        found: dict[int, tuple[str, int]] = {}
+        for number, contact in enumerate(peer.mapping.contacts()):
+            rank = table.ranks.get((group.dp_rank, contact.cp, contact.tp, contact.pp))
             if rank is None:
-                self._give_up_table(peer, f"rank dp{dp}/cp{cp}/tp{tp}/pp{pp} is not among all endpoints")
+                name = f"dp{group.dp_rank}/cp{contact.cp}/tp{contact.tp}/pp{contact.pp}"
+                self._give_up_table(peer, f"rank {name} is not among all endpoints")
                 return
-            if self.rank_hosts is not None and self.rank_hosts.verdict(rank.ip) != "allowed":
-                text = f'protocol error: rank_ip "{rank.ip}" is not in allowed_rank_hosts'
-                self._give_up_table(peer, text)
+            try:
+                found[number] = self._checked(rank)
+            except ProtocolError as error:
+                self._give_up_table(peer, f"protocol error: {error}")
                 return
-        group.found = {number: (rank.ip, rank.port) for number, rank in enumerate(found) if rank is not None}
+        group.found = found
         self._finish(peer, group)
 
     def _give_up_table(self, peer: Peer, text: str) -> None:
@@ -315,8 +317,8 @@ class PeerRules(StageRules):
         peer.lookups = {}
         for group in peer.groups.values():
             if group.state != "ready":
-                group.flying, group.wants_table, group.last_error = 0, False, text
-                group.wanted = list(range(len(list(peer.mapping.contacts()))))
+                group.flying, group.last_error = 0, text
+                group.wanted = self._all_contacts_wanted(peer)
 
     def _read_failed(self, peer: Peer, flight: InFlight, text: str) -> None:
         peer.beats_missed += 1

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from disagg.errors import ProtocolError
-from disagg.reference.model import MS, SECOND, Group, InFlight, Peer, Request
+from disagg.reference.model import MS, SECOND, TABLE, Group, InFlight, Peer, Request
 from disagg.reference.rules import Rules, ranks_of_dp
-from disagg.reference.wire import parse_dp_ranks, parse_endpoint
+from disagg.reference.wire import RankEndpoint, parse_dp_ranks, parse_endpoint
 
 __all__ = ["SENTINEL", "StageRules"]
 
@@ -51,9 +51,7 @@ class StageRules(Rules):
         request.dp_rank = dp_rank
         group = peer.groups.get(dp_rank)
         if group is None:
-            group = peer.groups[dp_rank] = Group(dp_rank)
-            group.wants_table = "table" in peer.features and ranks_of_dp(peer.info) <= TABLE_RANKS
-            group.wanted = [] if group.wants_table else list(range(len(list(peer.mapping.contacts()))))
+            group = peer.groups[dp_rank] = Group(dp_rank, wanted=self._everything_wanted(peer))
         if group.route is not None:
             self._end(request, group.route)
 
@@ -92,6 +90,23 @@ class StageRules(Rules):
 
     # Endpoints.
 
+    def _everything_wanted(self, peer: Peer) -> list[int]:
+        """What a new group has to look up."""
+        if "table" in peer.features and ranks_of_dp(peer.info) <= TABLE_RANKS:
+            return [TABLE]
+        return self._all_contacts_wanted(peer)
+
+    @staticmethod
+    def _all_contacts_wanted(peer: Peer) -> list[int]:
+        """The contacts one by one."""
+        return list(range(len(list(peer.mapping.contacts()))))
+
+    def _checked(self, found: RankEndpoint) -> RankEndpoint:
+        """The endpoint, unless it lies where no route may lead."""
+        if self.rank_hosts is not None and self.rank_hosts.verdict(found.ip) != "allowed":
+            raise ProtocolError("rank_ip", found.ip, "is not in allowed_rank_hosts")
+        return found
+
     def _on_endpoint(self, peer: Peer, flight: InFlight, status: int, body: bytes) -> None:
         group = peer.groups[flight.dp_rank]
         if status == 404:
@@ -100,10 +115,7 @@ class StageRules(Rules):
             self._lookup_failed(peer, flight, f"answered {status} to the endpoint query")
         else:
             try:
-                ip, port = parse_endpoint(body)
-                if self.rank_hosts is not None and self.rank_hosts.verdict(ip) != "allowed":
-                    raise ProtocolError("rank_ip", ip, "is not in allowed_rank_hosts")
-                group.found[flight.contact] = (ip, port)
+                group.found[flight.contact] = self._checked(parse_endpoint(body))
             except ProtocolError as error:
                 self._lookup_failed(peer, flight, f"protocol error: {error}")
                 return
@@ -112,10 +124,7 @@ class StageRules(Rules):
 
     def _lookup_failed(self, peer: Peer, flight: InFlight, text: str) -> None:
         group = peer.groups[flight.dp_rank]
-        if flight.purpose == "table":
-            group.wants_table = True
-        else:
-            group.wanted.append(flight.contact)
+        group.wanted.append(flight.contact)
         group.last_error = text
         until = flight.started + self._ns(self.policy.interval_s)
         group.until = max(group.until, until) if group.state == "waiting" else until
@@ -141,7 +150,7 @@ class StageRules(Rules):
             for request in waiters:
                 self._end(request, self._with_contacted(peer, request, failure))
         self._drop_group(peer, group)
-        fresh = peer.groups[group.dp_rank] = Group(group.dp_rank, wanted=list(range(len(contacts))))
+        fresh = peer.groups[group.dp_rank] = Group(group.dp_rank, wanted=self._everything_wanted(peer))
         fresh.last_error = f"rank {rank} is not registered (404)"
         if group.not_found:
             fresh.state, fresh.until = "waiting", flight.started + self._ns(self.policy.interval_s)
@@ -195,17 +204,16 @@ class StageRules(Rules):
 
     def _pump_lookups(self, peer: Peer) -> None:
         for group in peer.groups.values():
-            while group.state == "looking" and (group.wants_table or group.wanted):
+            while group.state == "looking" and group.wanted:
                 if len(peer.lookups) >= self.options.max_endpoint_lookups_per_peer:
                     return
-                if group.wants_table:
-                    group.wants_table = False
-                    path = f"/routes?dp_rank={group.dp_rank}"
-                    flight = InFlight(0, "endpoint", self.now, "table", dp_rank=group.dp_rank)
+                number = group.wanted.pop(0)
+                if number == TABLE:
+                    purpose, path = "table", f"/routes?dp_rank={group.dp_rank}"
                 else:
-                    number = group.wanted.pop(0)
-                    path = self._endpoint_path(peer, group, list(peer.mapping.contacts())[number])
-                    flight = InFlight(0, "endpoint", self.now, "lookup", dp_rank=group.dp_rank, contact=number)
+                    contact = list(peer.mapping.contacts())[number]
+                    purpose, path = "lookup", self._endpoint_path(peer, group, contact)
+                flight = InFlight(0, "endpoint", self.now, purpose, dp_rank=group.dp_rank, contact=number)
                 self._send(peer, "endpoint", path, flight)
                 peer.lookups[flight.ticket] = flight
                 group.flying += 1

@@ -95,20 +95,19 @@ impl Machine {
                 let answer = self.topology_answer(at, status, body);
                 self.on_read(at, ticket, flight, answer, headers);
             }
-            Purpose::Query { .. }
-            | Purpose::Lookup { .. }
-            | Purpose::Table { .. }
-            | Purpose::Check { .. }
+            Purpose::Query { .. } | Purpose::Lookup { .. } | Purpose::Check { .. }
                 if self.is_other_life(at, headers) =>
             {
                 self.restart(at, Identity::of(headers));
             }
             Purpose::Query { waiting } => self.on_dp_ranks(at, flight, waiting, status, body),
-            Purpose::Table { dp_rank } => self.on_table(at, flight, dp_rank, status, body, headers),
+            Purpose::Lookup { dp_rank, wanted: Wanted::Table } => {
+                self.on_table(at, flight, dp_rank, status, body, headers);
+            }
             Purpose::Check { dp_rank, contact } => {
                 self.on_check(at, (dp_rank, contact), status, body, headers);
             }
-            Purpose::Lookup { dp_rank, contact } => {
+            Purpose::Lookup { dp_rank, wanted: Wanted::Contact(contact) } => {
                 self.on_endpoint(at, flight, (dp_rank, contact), status, body);
             }
         }
@@ -133,11 +132,8 @@ impl Machine {
                 self.on_read(at, ticket, flight, Answer::of_error(error, text), Headers::default());
             }
             Purpose::Query { waiting } => self.query_failed(at, flight, waiting, text),
-            Purpose::Lookup { dp_rank, contact } => {
-                self.lookup_failed(at, flight, dp_rank, Wanted::Contact(contact), text);
-            }
             // It would be so each time: the bound knows nothing of long names and of what else a topology holds.
-            Purpose::Table { .. }
+            Purpose::Lookup { wanted: Wanted::Table, .. }
                 if matches!(
                     error,
                     TransportError::Oversized | TransportError::Cut | TransportError::Encoding
@@ -145,7 +141,7 @@ impl Machine {
             {
                 self.give_up_table(at, text);
             }
-            Purpose::Table { dp_rank } => self.lookup_failed(at, flight, dp_rank, Wanted::Table, text),
+            Purpose::Lookup { dp_rank, wanted } => self.lookup_failed(at, flight, dp_rank, wanted, text),
             Purpose::Check { .. } => {}
         }
         self.pump(at);
@@ -227,7 +223,7 @@ impl Machine {
                 ready.query.waiting_flight = None;
                 self.waiting_queries -= 1;
             }
-            Purpose::Lookup { dp_rank, .. } | Purpose::Table { dp_rank } => ready.land(ticket, dp_rank),
+            Purpose::Lookup { dp_rank, .. } => ready.land(ticket, dp_rank),
         }
         Some(flight)
     }

@@ -67,16 +67,16 @@ impl Machine {
             let Some((dp_rank, wanted)) = ready.next_lookup() else {
                 return;
             };
-            let (purpose, request) = match wanted {
-                Wanted::Table => (Purpose::Table { dp_rank }, table_query(dp_rank, &ready.info)),
+            let request = match wanted {
+                Wanted::Table => table_query(dp_rank, &ready.info),
                 Wanted::Contact(contact) => {
                     let Some(rank) = ready.contacts.get(index(contact)) else {
                         return;
                     };
-                    (Purpose::Lookup { dp_rank, contact }, lookup(dialect, dp_rank, rank))
+                    lookup(dialect, dp_rank, rank)
                 }
             };
-            let ticket = self.send(at, purpose, self.now, request);
+            let ticket = self.send(at, Purpose::Lookup { dp_rank, wanted }, self.now, request);
             let Some(ready) = self.peers.at_mut(at).ready_mut() else {
                 return;
             };
@@ -102,22 +102,21 @@ impl Machine {
             let text = format!("answered {status} to the endpoint query");
             return self.lookup_failed(at, flight, dp_rank, Wanted::Contact(contact), text);
         }
-        match wire::parse_endpoint(body) {
-            Ok(found) if !self.may_name(&found) => {
-                let text = format!("protocol error: rank_ip {:?} is not in allowed_rank_hosts", found.ip);
-                self.lookup_failed(at, flight, dp_rank, Wanted::Contact(contact), text);
-            }
+        let found = wire::parse_endpoint(body).map_err(|error| format!("protocol error: {error}"));
+        match found.and_then(|found| self.checked(found)) {
             Ok(found) => self.lookup_found(at, (dp_rank, contact), found),
-            Err(error) => {
-                let text = format!("protocol error: {error}");
-                self.lookup_failed(at, flight, dp_rank, Wanted::Contact(contact), text);
-            }
+            Err(text) => self.lookup_failed(at, flight, dp_rank, Wanted::Contact(contact), text),
         }
     }
 
-    pub(super) fn may_name(&self, found: &RankEndpoint) -> bool {
-        let hosts = self.allowed.rank_hosts.as_ref();
-        hosts.is_none_or(|hosts| hosts.verdict(&found.ip) == Verdict::Allowed)
+    /// The endpoint, unless it lies where no route may lead.
+    pub(super) fn checked(&self, found: RankEndpoint) -> Result<RankEndpoint, String> {
+        match &self.allowed.rank_hosts {
+            Some(hosts) if hosts.verdict(&found.ip) != Verdict::Allowed => {
+                Err(format!("protocol error: rank_ip {:?} is not in allowed_rank_hosts", found.ip))
+            }
+            Some(_) | None => Ok(found),
+        }
     }
 
     fn lookup_found(&mut self, at: u32, (dp_rank, contact): (u32, u32), found: RankEndpoint) {
@@ -149,7 +148,7 @@ impl Machine {
         let Some(group) = ready.groups.get_mut(&dp_rank) else {
             return;
         };
-        group.want(wanted);
+        group.wanted.insert(0, wanted);
         group.last_error = text;
         if let GroupState::Waiting { until: later } = group.state {
             until = until.max(later);
@@ -187,7 +186,7 @@ impl Machine {
         let Some(group) = ready.groups.get_mut(&dp_rank) else {
             return;
         };
-        if group.wants_table || !group.wanted.is_empty() {
+        if !group.wanted.is_empty() {
             return ready.set_group(dp_rank, GroupState::Looking);
         }
         let route = Arc::new(Route {
@@ -282,10 +281,20 @@ impl Machine {
 }
 
 impl super::peer::Ready {
+    /// What a new group has to look up.
+    pub(super) fn everything_wanted(&self) -> Vec<Wanted> {
+        if self.has_table() { Vec::from([Wanted::Table]) } else { self.all_contacts_wanted() }
+    }
+
+    /// The contacts one by one.
+    pub(super) fn all_contacts_wanted(&self) -> Vec<Wanted> {
+        (0..crate::ids::number(self.contacts.len())).rev().map(Wanted::Contact).collect()
+    }
+
     /// The next thing to look up, which is then in flight.
     fn next_lookup(&mut self) -> Option<(u32, Wanted)> {
         for &(_, dp_rank) in &self.looking {
-            if let Some(wanted) = self.groups.get_mut(&dp_rank).and_then(Group::take_wanted) {
+            if let Some(wanted) = self.groups.get_mut(&dp_rank).and_then(|group| group.wanted.pop()) {
                 return Some((dp_rank, wanted));
             }
         }
@@ -302,24 +311,9 @@ impl super::peer::Ready {
 }
 
 impl Group {
-    fn take_wanted(&mut self) -> Option<Wanted> {
-        if core::mem::take(&mut self.wants_table) {
-            return Some(Wanted::Table);
-        }
-        self.wanted.pop().map(Wanted::Contact)
-    }
-
-    fn want(&mut self, wanted: Wanted) {
-        match wanted {
-            Wanted::Table => self.wants_table = true,
-            Wanted::Contact(contact) => self.wanted.insert(0, contact),
-        }
-    }
-
     /// Everything is looked up, so that only the confirmation is left.
     fn is_complete(&self) -> bool {
-        let wants = self.wants_table || !self.wanted.is_empty();
-        matches!(self.state, GroupState::Looking) && !wants && self.in_flight.is_empty()
+        matches!(self.state, GroupState::Looking) && self.wanted.is_empty() && self.in_flight.is_empty()
     }
 
     /// The id of a cached route.

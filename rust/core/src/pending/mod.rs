@@ -52,6 +52,7 @@ use crate::retry::RetryPolicy;
 use crate::time::{SchedulerClock, Tick};
 use crate::topology::DecodeRank;
 use changes::Changes;
+use endpoints::Wanted;
 use peers::Peers;
 use requests::Requests;
 
@@ -117,10 +118,8 @@ enum Purpose {
     Check { dp_rank: u32, contact: u32 },
     /// dp ranks, from a peer that answers at once or one that waits until it knows one.
     Query { waiting: bool },
-    /// The endpoint of one contact of a dp rank.
-    Lookup { dp_rank: u32, contact: u32 },
-    /// The endpoints of all ranks of a dp rank.
-    Table { dp_rank: u32 },
+    /// Endpoints of a dp rank.
+    Lookup { dp_rank: u32, wanted: Wanted },
 }
 
 /// A room that was told failed before its request came.

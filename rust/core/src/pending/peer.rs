@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 
 use hashbrown::HashMap;
 
+use super::endpoints::Wanted;
 use super::headers::{Features, Identity};
 use super::peer_state::{PeerEvent, PeerState};
 use super::route::{Endpoint, Route};
@@ -117,10 +118,8 @@ pub(super) struct Group {
     pub created: u64,
     pub state: GroupState,
     pub found: Vec<Option<Endpoint>>,
-    /// All contacts are to be looked up by one query.
-    pub wants_table: bool,
-    /// Contacts to look up, the next one last.
-    pub wanted: Vec<u32>,
+    /// What is to be looked up, the next one last.
+    pub wanted: Vec<Wanted>,
     pub in_flight: Vec<Ticket>,
     /// A rank was not found once; the next time it is missing.
     pub not_found: bool,
@@ -259,13 +258,11 @@ impl Ready {
     pub fn create_group(&mut self, dp_rank: u32) {
         self.groups_created += 1;
         let count = crate::ids::number(self.contacts.len());
-        let wants_table = self.has_table();
         let group = Group {
             created: self.groups_created,
             state: GroupState::Looking,
             found: (0..count).map(|_| None).collect(),
-            wants_table,
-            wanted: if wants_table { Vec::new() } else { (0..count).rev().collect() },
+            wanted: self.everything_wanted(),
             in_flight: Vec::new(),
             not_found: false,
             last_error: String::new(),

@@ -12,7 +12,7 @@ use super::{Flight, HttpRequest, Machine};
 use crate::ids::index;
 use crate::rank_mapping::Contact;
 use crate::topology::PrefillInfo;
-use crate::wire::{self, Table};
+use crate::wire::{self, RankEndpoint, Table};
 
 impl Machine {
     /// One answer holds topology and endpoints, so no read has to confirm it.
@@ -25,14 +25,12 @@ impl Machine {
         body: &[u8],
         headers: Headers<'_>,
     ) {
+        let answered = || format!("answered {status} to the query of all endpoints");
         let table = match status {
             200 => wire::parse_table(body),
-            429 | 500.. => {
-                let text = format!("answered {status} to the query of all endpoints");
-                return self.lookup_failed(at, flight, dp_rank, Wanted::Table, text);
-            }
+            429 | 500.. => return self.lookup_failed(at, flight, dp_rank, Wanted::Table, answered()),
             // What advertises the table and does not have it is no reason to fail anybody.
-            _ => return self.give_up_table(at, format!("answered {status} to the query of all endpoints")),
+            _ => return self.give_up_table(at, answered()),
         };
         let table = match table {
             Ok(table) => table,
@@ -67,10 +65,8 @@ impl Machine {
             let Some(found) = table.find((dp_rank, cp, tp, pp)) else {
                 return Err(format!("rank dp{dp_rank}/cp{cp}/tp{tp}/pp{pp} is not among all endpoints"));
             };
-            if !self.may_name(found) {
-                return Err(format!("protocol error: rank_ip {:?} is not in allowed_rank_hosts", found.ip));
-            }
-            endpoints.push(Some(Endpoint { cp, tp, pp, ip: found.ip.clone(), port: found.port, dummy }));
+            let RankEndpoint { ip, port } = self.checked(found.clone())?;
+            endpoints.push(Some(Endpoint { cp, tp, pp, ip, port, dummy }));
         }
         if let Some(group) =
             self.peers.at_mut(at).ready_mut().and_then(|ready| ready.groups.get_mut(&dp_rank))
@@ -84,13 +80,12 @@ impl Machine {
     pub(super) fn give_up_table(&mut self, at: u32, text: String) {
         let Some(ready) = self.peers.at_mut(at).ready_mut() else { return };
         ready.features.table = false;
-        let all = crate::ids::number(ready.contacts.len());
+        let all = ready.all_contacts_wanted();
         let mut in_flight = Vec::new();
         // The one that was answered, those in flight and those that wait to be asked.
         for group in ready.groups.values_mut().filter(|group| group.route_id().is_none()) {
             in_flight.append(&mut group.in_flight);
-            group.wants_table = false;
-            group.wanted = (0..all).rev().collect();
+            group.wanted.clone_from(&all);
             group.last_error.clone_from(&text);
         }
         ready.lookups_in_flight -= crate::ids::number(in_flight.len());
