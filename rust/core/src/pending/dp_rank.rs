@@ -8,7 +8,7 @@ use core::time::Duration;
 
 use super::peer::{Peer, Query, Ready};
 use super::route::CommandKind;
-use super::slots::{Ask, Link, Outcome, Slots, Stage};
+use super::slots::{Ask, Form, Link, List, Outcome, Slots, Stage};
 use super::{Flight, HttpRequest, Machine, Purpose, failure, failure_with_status};
 use crate::answer::Dialect;
 use crate::failure::FailureKind;
@@ -73,16 +73,16 @@ impl Machine {
             return;
         }
         let may_wait = ready.features.wait_query && self.waiting_queries < MOST_WAITING_QUERIES;
-        if may_wait && ready.query.waiting_flight.is_none() {
-            self.send_query(at, true);
-        } else if ready.query.in_flight.is_none() {
-            self.send_query(at, false);
-        }
+        let waits = may_wait && ready.query.waiting.ticket.is_none();
+        self.send_query(at, if waits { Form::Waiting } else { Form::Plain });
     }
 
-    fn send_query(&mut self, at: u32, waiting: bool) {
+    fn send_query(&mut self, at: u32, form: Form) {
         let now = self.now;
-        let (ask, until) = if waiting { (Ask::Awaited, Tick::MAX) } else { (Ask::InFlight, now) };
+        let (until, wait_ms) = match form {
+            Form::Plain => (now, 0),
+            Form::Waiting => (Tick::MAX, WAIT_MS),
+        };
         let mut rooms: Vec<(u64, Room)> = Vec::new();
         while rooms.len() < QUERY_ROOMS {
             let peer = self.peers.at_mut(at);
@@ -90,28 +90,24 @@ impl Machine {
             else {
                 break;
             };
-            self.requests.take_turn(peer, next, ask, now);
+            self.requests.take_turn(peer, next, Ask::Sent(form), now);
             let slot = self.requests.slots.at_mut(next);
             slot.asked += 1;
             rooms.push((slot.seq, slot.room));
         }
         rooms.sort_unstable();
         self.counters.rooms_asked += u64::from(crate::ids::number(rooms.len()));
-        let request = query(&rooms, if waiting { WAIT_MS } else { 0 });
-        let ticket = self.send(at, Purpose::Query { waiting }, now, request);
-        if waiting {
-            self.waiting_queries += 1;
-        }
+        let ticket = self.send(at, Purpose::Query(form), now, query(&rooms, wait_ms));
+        self.waiting_queries += u32::from(form == Form::Waiting);
         if let Some(ready) = self.peers.at_mut(at).ready_mut() {
-            let place = if waiting { &mut ready.query.waiting_flight } else { &mut ready.query.in_flight };
-            *place = Some(ticket);
+            ready.query.sent_mut(form).ticket = Some(ticket);
             ready.query.not_before = now.after(QUERY_GAP);
         }
     }
 
-    pub(super) fn on_dp_ranks(&mut self, at: u32, flight: Flight, waiting: bool, status: u16, body: &[u8]) {
+    pub(super) fn on_dp_ranks(&mut self, at: u32, flight: Flight, form: Form, status: u16, body: &[u8]) {
         if status != 200 {
-            if waiting
+            if form == Form::Waiting
                 && (400..500).contains(&status)
                 && status != 429
                 && let Some(ready) = self.peers.at_mut(at).ready_mut()
@@ -119,15 +115,15 @@ impl Machine {
                 // What advertises the waiting and refuses it is asked plainly, in this life.
                 ready.features.wait_query = false;
             }
-            return self.query_failed(at, flight, waiting, format!("answered {status} to the dp-rank query"));
+            return self.query_failed(at, flight, form, format!("answered {status} to the dp-rank query"));
         }
         let ranks = match wire::parse_dp_ranks(body) {
             Ok(ranks) => ranks,
-            Err(error) => return self.query_failed(at, flight, waiting, format!("protocol error: {error}")),
+            Err(error) => return self.query_failed(at, flight, form, format!("protocol error: {error}")),
         };
         let mut unknown = Vec::new();
         // Answers are looked up by what was asked, so that what else the body says costs nothing.
-        let asked = self.asked(at, waiting);
+        let asked = self.asked(at, form);
         let count = asked.len();
         for request in asked {
             let room = self.requests.slots.at(request).room;
@@ -144,7 +140,7 @@ impl Machine {
         // A peer that waits as it was asked to may be asked again at once; one that answers early and knows nothing is
         // paced as if it had been asked plainly.
         let waited = self.now.since(flight.started) >= Duration::from_millis(u64::from(WAIT_MS));
-        let at_once = waiting && (waited || unknown.len() < count);
+        let at_once = form == Form::Waiting && (waited || unknown.len() < count);
         for request in unknown {
             let asked = self.requests.slots.at(request).asked;
             let (ask, next_ask) = if at_once {
@@ -169,9 +165,9 @@ impl Machine {
     }
 
     /// A failed query spends no budget; it is paced, and the stage's deadline ends it.
-    pub(super) fn query_failed(&mut self, at: u32, flight: Flight, waiting: bool, text: String) {
+    pub(super) fn query_failed(&mut self, at: u32, flight: Flight, form: Form, text: String) {
         let not_before = flight.started.after(self.interval().max(QUERY_GAP));
-        for request in self.asked(at, waiting) {
+        for request in self.asked(at, form) {
             self.requests.take_turn(self.peers.at_mut(at), request, Ask::Failed, not_before);
         }
         if let Some(ready) = self.peers.at_mut(at).ready_mut() {
@@ -181,12 +177,12 @@ impl Machine {
     }
 
     /// The requests in the query that was in flight, in order of arrival.
-    fn asked(&self, at: u32, waiting: bool) -> Vec<u32> {
+    fn asked(&self, at: u32, form: Form) -> Vec<u32> {
         let Some(ready) = self.peers.at(at).ready() else {
             return Vec::new();
         };
-        let list = if waiting { &ready.query.awaited } else { &ready.query.asking };
-        let mut asked: Vec<u32> = self.requests.slots.iter(list, Link::Peer).collect();
+        let rooms = &ready.query.sent(form).rooms;
+        let mut asked: Vec<u32> = self.requests.slots.iter(rooms, Link::Peer).collect();
         asked.sort_by_key(|&request| self.requests.slots.at(request).seq);
         asked
     }
@@ -195,16 +191,16 @@ impl Machine {
 impl Query {
     /// When the next query is due, if another one may be sent.
     pub(super) fn due(&self, slots: &Slots) -> Option<Tick> {
-        if self.in_flight.is_some() {
+        if self.plain.ticket.is_some() {
             return None;
         }
-        let heads = self.waiting().filter_map(|(_, list)| list.first());
+        let heads = self.unsent().filter_map(List::first);
         heads.map(|at| slots.at(at).next_ask).min().map(|due| due.max(self.not_before))
     }
 
     /// The request whose turn it is.
     fn next(&self, slots: &Slots, now: Tick) -> Option<u32> {
-        let heads = self.waiting().filter_map(|(_, list)| list.first());
+        let heads = self.unsent().filter_map(List::first);
         let turn = |&at: &u32| (slots.at(at).next_ask, slots.at(at).seq);
         heads.min_by_key(turn).filter(|&at| slots.at(at).next_ask <= now)
     }

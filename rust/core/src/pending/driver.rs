@@ -8,6 +8,7 @@ use super::endpoints::Wanted;
 use super::headers::{Headers, Identity};
 use super::peer_state::PeerState;
 use super::route::{CommandKind, Route};
+use super::slots::Form;
 use super::{Command, Machine, Purpose};
 use crate::answer::{Answer, TransportError};
 use crate::ids::{RouteId, Ticket};
@@ -95,12 +96,12 @@ impl Machine {
                 let answer = self.topology_answer(at, status, body);
                 self.on_read(at, ticket, flight, answer, headers);
             }
-            Purpose::Query { .. } | Purpose::Lookup { .. } | Purpose::Check { .. }
+            Purpose::Query(_) | Purpose::Lookup { .. } | Purpose::Check { .. }
                 if self.is_other_life(at, headers) =>
             {
                 self.restart(at, Identity::of(headers));
             }
-            Purpose::Query { waiting } => self.on_dp_ranks(at, flight, waiting, status, body),
+            Purpose::Query(form) => self.on_dp_ranks(at, flight, form, status, body),
             Purpose::Lookup { dp_rank, wanted: Wanted::Table } => {
                 self.on_table(at, flight, dp_rank, status, body, headers);
             }
@@ -131,7 +132,7 @@ impl Machine {
             Purpose::Read { .. } => {
                 self.on_read(at, ticket, flight, Answer::of_error(error, text), Headers::default());
             }
-            Purpose::Query { waiting } => self.query_failed(at, flight, waiting, text),
+            Purpose::Query(form) => self.query_failed(at, flight, form, text),
             // It would be so each time: the bound knows nothing of long names and of what else a topology holds.
             Purpose::Lookup { wanted: Wanted::Table, .. }
                 if matches!(
@@ -218,10 +219,9 @@ impl Machine {
             Purpose::Attempt | Purpose::Probe => {}
             Purpose::Read { .. } => ready.read.in_flight = None,
             Purpose::Check { .. } => ready.read.check = None,
-            Purpose::Query { waiting: false } => ready.query.in_flight = None,
-            Purpose::Query { waiting: true } => {
-                ready.query.waiting_flight = None;
-                self.waiting_queries -= 1;
+            Purpose::Query(form) => {
+                ready.query.sent_mut(form).ticket = None;
+                self.waiting_queries -= u32::from(form == Form::Waiting);
             }
             Purpose::Lookup { dp_rank, .. } => ready.land(ticket, dp_rank),
         }

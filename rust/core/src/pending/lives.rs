@@ -224,9 +224,14 @@ impl Machine {
         peer.budget.deferred = false;
         if let PeerState::Ready(ready) = peer.on(PeerEvent::Dropped) {
             tickets.extend(
-                [ready.read.in_flight, ready.read.check, ready.query.in_flight, ready.query.waiting_flight]
-                    .into_iter()
-                    .flatten(),
+                [
+                    ready.read.in_flight,
+                    ready.read.check,
+                    ready.query.plain.ticket,
+                    ready.query.waiting.ticket,
+                ]
+                .into_iter()
+                .flatten(),
             );
             tickets.extend(ready.groups.values().flat_map(|group| group.in_flight.iter().copied()));
             self.retired.extend(ready.groups.values().filter_map(super::peer::Group::route_id));

@@ -55,6 +55,7 @@ use changes::Changes;
 use endpoints::Wanted;
 use peers::Peers;
 use requests::Requests;
+use slots::Form;
 
 /// The pending requests of one decode rank, and all that is known of the prefill engines.
 ///
@@ -116,8 +117,8 @@ enum Purpose {
     Read { heartbeat: bool },
     /// A cached endpoint once more, to see whether the peer is still the same.
     Check { dp_rank: u32, contact: u32 },
-    /// dp ranks, from a peer that answers at once or one that waits until it knows one.
-    Query { waiting: bool },
+    /// dp ranks.
+    Query(Form),
     /// Endpoints of a dp rank.
     Lookup { dp_rank: u32, wanted: Wanted },
 }
@@ -211,11 +212,13 @@ impl Machine {
     }
 
     fn cancel(&mut self, ticket: Ticket) {
-        let flight = self.flights.remove(&ticket);
-        if flight.is_some_and(|flight| matches!(flight.purpose, Purpose::Query { waiting: true })) {
+        let Some(flight) = self.flights.remove(&ticket) else {
+            return;
+        };
+        if matches!(flight.purpose, Purpose::Query(Form::Waiting)) {
             self.waiting_queries -= 1;
         }
-        if flight.is_some_and(|flight| flight.taken) {
+        if flight.taken {
             self.commands.push_back(Command {
                 ticket,
                 kind: CommandKind::Cancel,

@@ -11,7 +11,7 @@ use super::endpoints::Wanted;
 use super::headers::{Features, Identity};
 use super::peer_state::{PeerEvent, PeerState};
 use super::route::{Endpoint, Route};
-use super::slots::{Ask, List};
+use super::slots::{Ask, Form, List};
 use crate::answer::Dialect;
 use crate::failure::{Failure, FailureKind};
 use crate::ids::Ticket;
@@ -87,16 +87,20 @@ pub(super) struct Ready {
 /// query goes on, for rooms that came later.
 #[derive(Debug)]
 pub(super) struct Query {
-    pub in_flight: Option<Ticket>,
-    pub waiting_flight: Option<Ticket>,
+    pub plain: Sent,
+    pub waiting: Sent,
     pub not_before: Tick,
     pub error: String,
     /// Rooms by how often they were unknown, each list in order of when it is their turn.
     pub turns: [List; TURNS],
     pub failed: List,
-    pub asking: List,
-    /// Rooms in the waiting query.
-    pub awaited: List,
+}
+
+/// The query of one form that is in flight, and its rooms.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub ticket: Option<Ticket>,
+    pub rooms: List,
 }
 
 /// Reads of a ready peer's topology: heartbeats, and confirmations after look-ups.
@@ -287,14 +291,12 @@ impl Ready {
 impl Query {
     fn new() -> Self {
         Self {
-            in_flight: None,
-            waiting_flight: None,
+            plain: Sent::NOTHING,
+            waiting: Sent::NOTHING,
             not_before: Tick::ZERO,
             error: String::new(),
             turns: [List::EMPTY; TURNS],
             failed: List::EMPTY,
-            asking: List::EMPTY,
-            awaited: List::EMPTY,
         }
     }
 
@@ -307,8 +309,21 @@ impl Query {
                 list
             }
             Ask::Failed => &mut self.failed,
-            Ask::InFlight => &mut self.asking,
-            Ask::Awaited => &mut self.awaited,
+            Ask::Sent(form) => &mut self.sent_mut(form).rooms,
+        }
+    }
+
+    pub fn sent(&self, form: Form) -> &Sent {
+        match form {
+            Form::Plain => &self.plain,
+            Form::Waiting => &self.waiting,
+        }
+    }
+
+    pub fn sent_mut(&mut self, form: Form) -> &mut Sent {
+        match form {
+            Form::Plain => &mut self.plain,
+            Form::Waiting => &mut self.waiting,
         }
     }
 
@@ -318,9 +333,13 @@ impl Query {
     }
 
     /// The lists that wait for their turn.
-    pub fn waiting(&self) -> impl Iterator<Item = (Ask, &List)> {
-        (0..=LAST_TURN).map(Ask::Turn).zip(&self.turns).chain([(Ask::Failed, &self.failed)])
+    pub fn unsent(&self) -> impl Iterator<Item = &List> {
+        self.turns.iter().chain([&self.failed])
     }
+}
+
+impl Sent {
+    const NOTHING: Self = Self { ticket: None, rooms: List::EMPTY };
 }
 
 const LAST_TURN: u8 = 7;

@@ -169,9 +169,8 @@ impl Requests {
     pub fn of_peer(&self, peer: &Peer) -> Vec<u32> {
         let mut all: Vec<u32> = self.slots.iter(&peer.need_info, Link::Peer).collect();
         if let Some(ready) = peer.ready() {
-            let turns = ready.query.waiting().map(|(_, list)| list);
-            let asked = [&ready.query.asking, &ready.query.awaited];
-            for list in turns.chain(asked).chain(ready.groups.values().map(|g| &g.waiters)) {
+            let sent = [&ready.query.plain.rooms, &ready.query.waiting.rooms];
+            for list in ready.query.unsent().chain(sent).chain(ready.groups.values().map(|g| &g.waiters)) {
                 all.extend(self.slots.iter(list, Link::Peer));
             }
             all.sort_unstable_by_key(|&at| self.slots.at(at).seq);

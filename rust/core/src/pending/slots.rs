@@ -59,10 +59,17 @@ pub(super) enum Ask {
     Turn(u8),
     /// The query that carried it failed.
     Failed,
-    /// In the query that is in flight.
-    InFlight,
-    /// In the waiting query that is in flight.
-    Awaited,
+    /// In the query of this form that is in flight.
+    Sent(Form),
+}
+
+/// How a peer answers a dp-rank query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// At once.
+    Plain,
+    /// When it knows a room, or the time is up.
+    Waiting,
 }
 
 /// How a request ended.
