@@ -97,7 +97,7 @@ impl Machine {
                 self.on_read(at, ticket, flight, answer, headers);
             }
             Purpose::Query(_) | Purpose::Lookup { .. } | Purpose::Check { .. }
-                if self.is_other_life(at, headers) =>
+                if self.peers.at(at).identity.differs_from(headers) =>
             {
                 self.restart(at, Identity::of(headers));
             }

@@ -17,7 +17,7 @@ pub struct Headers<'a> {
     pub features: Option<&'a str>,
 }
 
-impl Headers<'_> {
+impl<'a> Headers<'a> {
     /// The same without values that are too long to be kept.
     pub(super) fn within_limits(self) -> Self {
         let short = |text: &&str| text.len() <= MAX_VALUE;
@@ -26,6 +26,12 @@ impl Headers<'_> {
             epoch: self.epoch.filter(short),
             features: self.features.filter(short),
         }
+    }
+
+    /// With the instance that a peer may name in its topology, where no header does.
+    pub(super) fn or_of_topology(self, info: &'a PrefillInfo) -> Self {
+        let field = info.extras().get("instance_id").and_then(Value::as_str);
+        Self { instance: self.instance.or(field), ..self }.within_limits()
     }
 }
 
@@ -37,29 +43,21 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// What an answer without a topology says.
-    pub fn of(headers: Headers<'_>) -> Self {
-        Self { instance: headers.instance.map(Arc::from), epoch: headers.epoch.map(Arc::from) }
+    /// What an answer says.
+    pub fn of(said: Headers<'_>) -> Self {
+        Self { instance: said.instance.map(Arc::from), epoch: said.epoch.map(Arc::from) }
     }
 
-    /// What an answer with a topology says: a peer may name its instance there, where no header does.
-    pub fn of_topology(headers: Headers<'_>, info: &PrefillInfo) -> Self {
-        let field = || info.extras().get("instance_id").and_then(Value::as_str);
-        let instance = headers.instance.or_else(|| field().filter(|text| text.len() <= MAX_VALUE));
-        Self::of(Headers { instance, ..headers })
-    }
-
-    /// Whether `other` is said of another life or snapshot; what is not said does not differ.
-    pub fn differs_from(&self, other: &Self) -> bool {
-        let differ =
-            |pair: (&Option<Arc<str>>, &Option<Arc<str>>)| matches!(pair, (Some(a), Some(b)) if a != b);
-        differ((&self.instance, &other.instance)) || differ((&self.epoch, &other.epoch))
+    /// Whether it is said of another life or snapshot; what is not said does not differ.
+    pub fn differs_from(&self, said: Headers<'_>) -> bool {
+        let differ = |known: &Option<Arc<str>>, said: Option<&str>| matches!((known, said), (Some(known), Some(said)) if **known != *said);
+        differ(&self.instance, said.instance) || differ(&self.epoch, said.epoch)
     }
 
     /// Keep what was not known before.
-    pub fn learn(&mut self, other: Self) {
-        self.instance = self.instance.take().or(other.instance);
-        self.epoch = self.epoch.take().or(other.epoch);
+    pub fn learn(&mut self, said: Headers<'_>) {
+        self.instance = self.instance.take().or_else(|| said.instance.map(Arc::from));
+        self.epoch = self.epoch.take().or_else(|| said.epoch.map(Arc::from));
     }
 
     /// Whether a restart shows in it.

@@ -98,7 +98,7 @@ impl Machine {
         };
         let peer = self.peers.at_mut(at);
         peer.epoch += 1;
-        let identity = Identity::of_topology(headers, &info);
+        let identity = Identity::of(headers.or_of_topology(&info));
         let back = core::mem::take(&mut peer.lost).then(|| Event {
             kind: EventKind::PeerBack,
             addr: Arc::clone(&peer.addr),
@@ -132,8 +132,7 @@ impl Machine {
     pub(super) fn replace(&mut self, at: u32, info: PrefillInfo, headers: Headers<'_>) {
         let dialect = self.peers.at(at).dialect;
         self.note_restarted(at);
-        let identity = Identity::of_topology(headers, &info);
-        self.tell(EventKind::PeerRestarted, at, identity.instance.as_ref());
+        self.tell(EventKind::PeerRestarted, at, headers.or_of_topology(&info).instance);
         self.reset(at);
         if !self.rests_after_restart(at) {
             self.peers.at_mut(at).dialect = dialect;
@@ -144,7 +143,7 @@ impl Machine {
     /// The peer is another one now; what it is has to be asked.
     fn start_over(&mut self, at: u32, identity: Identity) {
         self.note_restarted(at);
-        self.tell(EventKind::PeerRestarted, at, identity.instance.as_ref());
+        self.tell(EventKind::PeerRestarted, at, identity.instance.as_deref());
         self.reset(at);
         let peer = self.peers.at_mut(at);
         peer.lost = false;
@@ -260,14 +259,14 @@ impl Machine {
     }
 
     /// Note an event of the epoch that ends.
-    pub(super) fn tell(&mut self, kind: EventKind, at: u32, new_instance: Option<&Arc<str>>) {
+    pub(super) fn tell(&mut self, kind: EventKind, at: u32, new_instance: Option<&str>) {
         let peer = self.peers.at(at);
         let event = Event {
             kind,
             addr: Arc::clone(&peer.addr),
             epoch: peer.epoch,
             old_instance: peer.identity.instance.clone(),
-            new_instance: new_instance.cloned(),
+            new_instance: new_instance.map(Arc::from),
             rooms: self.routed_rooms(kind, &peer.addr),
         };
         self.push_event(event);

@@ -45,14 +45,14 @@ impl Machine {
         headers: Headers<'_>,
     ) {
         let peer = self.peers.at(at);
-        let identity = Identity::of_topology(headers, &info);
+        let said = headers.or_of_topology(&info);
         let changed = peer.ready().is_none_or(|ready| *ready.info != info);
-        if changed || peer.identity.differs_from(&identity) {
+        if changed || peer.identity.differs_from(said) {
             return self.replace(at, info, headers);
         }
         let interval = seconds(self.options.heartbeat_interval_s);
         let peer = self.peers.at_mut(at);
-        peer.identity.learn(identity);
+        peer.identity.learn(said);
         let Some(ready) = peer.ready_mut() else {
             return;
         };
@@ -92,11 +92,6 @@ impl Machine {
                 ready.remove_group(dp_rank);
             }
         }
-    }
-
-    /// Whether the headers say that the peer is not the one whose topology is cached.
-    pub(super) fn is_other_life(&self, at: u32, headers: Headers<'_>) -> bool {
-        self.peers.at(at).identity.differs_from(&Identity::of(headers))
     }
 
     /// Look up one cached endpoint again, another one each time: all that shows the restart of a peer that states

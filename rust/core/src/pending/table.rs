@@ -46,11 +46,10 @@ impl Machine {
         if peer.ready().is_none_or(|ready| *ready.info != *table.info) {
             return self.replace(at, *table.info, headers);
         }
-        let identity = Identity::of(headers);
-        if peer.identity.differs_from(&identity) {
-            return self.restart(at, identity);
+        if peer.identity.differs_from(headers) {
+            return self.restart(at, Identity::of(headers));
         }
-        peer.identity.learn(identity);
+        peer.identity.learn(headers);
         if let Err(text) = self.take_endpoints(at, dp_rank, &table) {
             return self.give_up_table(at, text);
         }
