@@ -11,7 +11,7 @@ import pytest
 
 from disagg.transport import LoopTransport, driver
 from fake_machine import FakeMachine, options
-from hostile import HostileHost
+from hostile import HostileHost, answers_when
 from loops import LOOPS, LoopThread
 
 ANSWERS = 256
@@ -41,20 +41,15 @@ def bench_burst_of_answers(benchmark, monkeypatch, loop, gated, scale):
 def worst_turn_ms(kind):
     answer = asyncio.Event()
 
-    async def behave(connection):
-        await connection.request()
-        await answer.wait()
-        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-
     machine = FakeMachine()
     with HostileHost() as host, LoopThread(kind) as engine:
-        peers = [host.peer(behave) for _ in range(ANSWERS)]
+        peers = [host.peer(answers_when(answer)) for _ in range(ANSWERS)]
         transport = LoopTransport(machine, options(total_timeout_s=60.0), engine.loop)
         engine.call(transport.start)
         tickets = [machine.ask(peer.addr) for peer in peers]
         while sum(peer.requests for peer in peers) < ANSWERS:
             time.sleep(0.01)
-        worst_s = engine.run(turns_until(machine, lambda: host._loop.call_soon_threadsafe(answer.set)))
+        worst_s = engine.run(turns_until(machine, lambda: host.set(answer)))
         assert {machine.wait(ticket).status for ticket in tickets} == {200}
         assert transport.stop(30)
     machine.close()

@@ -128,6 +128,10 @@ class HostileHost:
         self._call(self._forget(peers))
         self._peers = [peer for peer in self._peers if peer not in peers]
 
+    def set(self, event):
+        """Set an event that peers wait for."""
+        self._loop.call_soon_threadsafe(event.set)
+
     def _call(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
@@ -298,6 +302,17 @@ def prefill(*, topology=TOPOLOGY, port=5000, instance=None, answers_per_connecti
                 body = b'{"rank_ip": "127.0.0.1", "rank_port": %d}' % (port + int(rank))
             await connection.send(response("200 OK", body, *headers))
             answered += 1
+
+    return behave
+
+
+def answers_when(event, body=b"{}"):
+    """Answer one request as soon as the event of the host's loop is set, which `host.set` does."""
+
+    async def behave(connection):
+        await connection.request()
+        await event.wait()
+        await connection.send(response("200 OK", body))
 
     return behave
 

@@ -13,6 +13,7 @@ import pytest
 import disagg
 from disagg.transport import LoopTransport, Transport
 from fake_machine import FakeMachine, options
+from machines import Request
 
 DECODE = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, page_size=64)
 QUICK = disagg.RetryPolicy(max_attempts=2, interval_s=0.1, min_wait_s=0.0)
@@ -109,6 +110,15 @@ async def ends_of(resolver, count, within_s=30):
         ends |= dict(step.resolved + step.failed)
         await asyncio.sleep(0.001)
     return ends
+
+
+async def one_pending_at(peer):
+    """A Resolver with one request, of which `peer` has been asked and whose answer may take a minute."""
+    resolver = on_loop(total_timeout_s=60)
+    request = Request("pending")
+    resolver.add(request, peer.addr, 1)
+    await until_asked(peer)
+    return resolver, request
 
 
 async def until_asked(peer):

@@ -1,8 +1,16 @@
-"""Polls a live `disagg.Resolver` as a scheduler would."""
+"""Waits for what a live `disagg.Resolver` does, and polls it as a scheduler would."""
 
 from __future__ import annotations
 
 import time
+
+
+def until(condition, within_s=20):
+    """Wait until it holds."""
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def poll_until(resolver, count, within_s=30):

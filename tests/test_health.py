@@ -12,18 +12,11 @@ import disagg
 from disagg import resolver as resolver_module
 from hostile import answers, black_hole, refusing_address, response, silent
 from machines import A, B, Request, add, answer_all, make, topology
-from polling import poll_until
+from polling import poll_until, until
 
 DECODE = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, page_size=64)
 ONCE = disagg.RetryPolicy(max_attempts=1, min_wait_s=0.0)
 NO_PROGRESS = "the network has made no progress for "
-
-
-def until(condition, within_s=20):
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 class Blocks(logging.Handler):

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,18 +16,11 @@ from disagg.transport.queues import FairQueue
 from fake_machine import running
 from hostile import TOPOLOGY, answers, prefill, response, silent
 from machines import A, Core, Request, endpoint, topology
-from polling import poll_until
+from polling import poll_until, until
 
 DECODE = disagg.DecodeRank(attn_tp_size=4, engine_rank=0, page_size=64)
 ONE_RANK = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, page_size=64)
 ONCE = disagg.RetryPolicy(max_attempts=1, min_wait_s=0.0)
-
-
-def until(condition, within_s=20):
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 # -- sizes

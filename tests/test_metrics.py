@@ -17,7 +17,7 @@ from conftest import ROOT
 from disagg import _core, metrics
 from hostile import black_hole, refusing_address
 from machines import Request
-from polling import poll_until
+from polling import poll_until, until
 from registry_client import register
 
 DECODE = disagg.DecodeRank(attn_tp_size=1, engine_rank=0, page_size=64)
@@ -34,13 +34,6 @@ def shown(registry):
 
 def shown_counts(registry):
     return {name: value for name, value in shown(registry).items() if "_wait_" not in name}
-
-
-def until(condition, within_s=20):
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 class Pushed:

@@ -45,7 +45,7 @@ def test_all_endpoints_come_in_one_answer_without_a_confirming_read():
 def test_the_size_of_the_table_is_bounded_by_the_ranks_of_the_dp_rank():
     pair = make(decode={"attn_tp_size": 1})
     ready(pair, FOUR)
-    assert [command[6] for command in pair.commands_seen if command[5 - 1].startswith("/routes")] == [1024 + 4 * 128]
+    assert [command[6] for command in pair.commands_seen if command[4].startswith("/routes")] == [1024 + 4 * 128]
 
 
 def test_a_peer_that_does_not_advertise_the_table_is_asked_rank_by_rank():

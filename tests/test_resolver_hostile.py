@@ -11,7 +11,6 @@ import pytest
 import disagg
 from hostile import (
     TOPOLOGY,
-    HostileHost,
     answers,
     big_body,
     black_hole,
@@ -42,12 +41,6 @@ from polling import poll_until
 DECODE = disagg.DecodeRank(attn_tp_size=4, engine_rank=1, page_size=64)
 TWICE = disagg.RetryPolicy(max_attempts=2, interval_s=0.05, min_wait_s=0.0)
 TIMEOUTS = {"connect_timeout_s": 0.4, "total_timeout_s": 0.6}
-
-
-@pytest.fixture(scope="module")
-def host():
-    with HostileHost() as host:
-        yield host
 
 
 @pytest.fixture(scope="module")

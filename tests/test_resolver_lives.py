@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
 import pytest
 
 import disagg
 from hostile import prefill, refusing_address, silent
 from machines import Request, topology
-from polling import poll_until
+from polling import poll_until, until
 
 DECODE = disagg.DecodeRank(attn_tp_size=4, engine_rank=0, page_size=64)
 QUICK = disagg.RetryPolicy(max_attempts=2, interval_s=0.05, min_wait_s=0.0, cooldown_s=0.2)
 BEATS = {"heartbeat_interval_s": 0.05, "heartbeat_failures": 2, "heartbeat_min_down_s": 0.1}
 ASKS = topology(tp=4, dp=2, follow=False)
 """Of a peer that is asked for each room's dp rank, so that its requests wait."""
-
-
-def until(condition, within_s=20):
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def next_step(resolver, within_s=20):

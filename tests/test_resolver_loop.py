@@ -12,7 +12,7 @@ import disagg
 from disagg.transport import LoopTransport
 from fake_machine import FakeMachine, options
 from hostile import answers, silent
-from loops import DECODE, LOOPS, NOBODY, LoopThread, ends_of, on_loop, run, until_asked
+from loops import DECODE, LOOPS, NOBODY, LoopThread, ends_of, on_loop, one_pending_at, run, until_asked
 from machines import Request
 from registry_client import register
 
@@ -61,10 +61,7 @@ def test_aclose_fails_what_is_pending_and_waits_for_the_task(kind, host):
 
     async def main():
         before = asyncio.all_tasks()
-        resolver = on_loop(total_timeout_s=60)
-        request = Request("pending")
-        resolver.add(request, peer.addr, 1)
-        await until_asked(peer)
+        resolver, request = await one_pending_at(peer)
         step = await resolver.aclose()
         assert [(ended, failure.kind) for ended, failure in step.failed] == [(request, "closed")]
         assert asyncio.all_tasks() == before
@@ -78,10 +75,7 @@ def test_cancelled_aclose_loses_no_end(kind, host):
     peer = host.peer(silent())
 
     async def main():
-        resolver = on_loop(total_timeout_s=60)
-        request = Request("pending")
-        resolver.add(request, peer.addr, 1)
-        await until_asked(peer)
+        resolver, request = await one_pending_at(peer)
         closing = asyncio.create_task(resolver.aclose())
         await asyncio.sleep(0)
         closing.cancel()
@@ -97,10 +91,7 @@ def test_close_on_the_loops_own_thread_ends_everything_without_waiting(kind, hos
     peer = host.peer(silent())
 
     async def main():
-        resolver = on_loop(total_timeout_s=60)
-        request = Request("pending")
-        resolver.add(request, peer.addr, 1)
-        await until_asked(peer)
+        resolver, request = await one_pending_at(peer)
         task = resolver._transport._task
         step = resolver.close(timeout_s=60)
         assert [(ended, failure.kind) for ended, failure in step.failed] == [(request, "closed")]

@@ -15,7 +15,7 @@ import pytest
 from disagg.transport import LoopTransport
 from fake_machine import FakeMachine, options
 from hostile import answers, silent
-from loops import LOOPS, NOBODY, ends_of, new_loop, on_loop, run, until_asked
+from loops import LOOPS, NOBODY, ends_of, new_loop, on_loop, one_pending_at, run
 from machines import Request
 from python_process import run_python
 
@@ -31,10 +31,7 @@ def test_requests_fail_and_health_tells_when_all_tasks_are_cancelled(kind, host)
     peer = host.peer(silent())
 
     async def main():
-        resolver = on_loop(total_timeout_s=60)
-        request = Request("pending")
-        resolver.add(request, peer.addr, 1)
-        await until_asked(peer)
+        resolver, request = await one_pending_at(peer)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         failure = (await ends_of(resolver, 1))[request]

@@ -10,7 +10,6 @@ from disagg.transport import Transport, TransportOptions
 from fake_machine import FakeMachine
 from hostile import (
     TOPOLOGY,
-    HostileHost,
     answers,
     big_body,
     black_hole,
@@ -33,12 +32,6 @@ from hostile import (
 )
 
 TOTAL_S = 0.5
-
-
-@pytest.fixture(scope="module")
-def host():
-    with HostileHost() as host:
-        yield host
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from disagg.transport.options import Command
 from disagg.transport.polite import EVENTS_PER_TURN, PoliteSelector
 from disagg.transport.queues import FairQueue
 from fake_machine import FakeMachine
-from hostile import HostileHost, answers
+from hostile import HostileHost, answers, answers_when
 
 OPTIONS = TransportOptions(0.3, 1.0, 1.0, 1024)
 
@@ -220,7 +220,7 @@ def test_marks_of_renewed_peers_go_when_they_are_too_old_however_often_some_are_
         connector = BoundedConnector(names.Names(max_wait_s=1.0), max_age_s=10.0, max_idle=8, reuse=True)
         now = 100.0
         monkeypatch.setattr(connector._loop, "time", lambda: now)
-        for addr in "abca":
+        for addr in "abcad":
             connector.renew(addr)
             now += 4.0
         kept = dict(connector._renewed)
@@ -228,7 +228,7 @@ def test_marks_of_renewed_peers_go_when_they_are_too_old_however_often_some_are_
         await connector.close()
         return kept
 
-    assert asyncio.run(renew()) == {"b": 104.0, "c": 108.0, "a": 112.0}
+    assert asyncio.run(renew()) == {"c": 108.0, "a": 112.0, "d": 116.0}
 
 
 def test_events_are_given_out_a_few_at_a_time_and_none_is_lost_or_stale():
@@ -258,19 +258,14 @@ def test_events_are_given_out_a_few_at_a_time_and_none_is_lost_or_stale():
 def test_a_burst_of_answers_is_worked_off_in_short_slices(machine):
     gate = asyncio.Event()
 
-    async def behave(connection):
-        await connection.request()
-        await gate.wait()
-        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-
     with HostileHost() as host:
-        peers = [host.peer(behave) for _ in range(64)]
+        peers = [host.peer(answers_when(gate)) for _ in range(64)]
         tickets = [machine.ask(peer.addr) for peer in peers]
         while sum(peer.requests for peer in peers) < 64:
             time.sleep(0.01)
         gc.disable()  # a collection is not the transport's slice
         machine.transport._selector.longest_slice_s = 0.0
-        host._loop.call_soon_threadsafe(gate.set)
+        host.set(gate)
         facts = [machine.wait(ticket) for ticket in tickets]
         gc.enable()
     assert {fact.status for fact in facts} == {200}
@@ -326,7 +321,7 @@ def test_the_interpreter_exits_at_once_with_a_hung_look_up(last):
 FORKED_EXIT = """
 import os, sys
 from fake_machine import FakeMachine
-from hostile import HostileHost, answers
+from hostile import HostileHost, answers, answers_when
 from disagg.transport import Transport, TransportOptions
 host = HostileHost().__enter__()
 peer = host.peer(answers())

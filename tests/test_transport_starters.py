@@ -9,7 +9,7 @@ import pytest
 
 from disagg.transport.exchange import Exchange
 from fake_machine import FakeMachine
-from hostile import answers, silent
+from hostile import answers, answers_when, silent
 from loops import STARTERS, Turns, started
 
 MANY = 256
@@ -77,16 +77,11 @@ def test_256_timeouts_due_at_once_are_worked_off_one_a_turn(starter, host):
 def test_256_answers_that_arrive_at_once_are_let_in_one_after_another(starter, host):
     gate = asyncio.Event()
 
-    async def behave(connection):
-        await connection.request()
-        await gate.wait()
-        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-
-    peers = [host.peer(behave) for _ in range(MANY)]
+    peers = [host.peer(answers_when(gate)) for _ in range(MANY)]
     with started(starter, TurnWatch(), total_timeout_s=60.0) as (machine, transport):
         tickets = [machine.ask(peer.addr) for peer in peers]
         hold_up_when(machine, lambda: sum(peer.requests for peer in peers) == MANY, for_s=1.0)
-        host._loop.call_soon_threadsafe(gate.set)
+        host.set(gate)
         machine.turns = Turns(transport)
         facts = [machine.wait(ticket, 30) for ticket in tickets]
         machine.turns.stop()

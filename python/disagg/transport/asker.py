@@ -88,14 +88,7 @@ class Asker:
                 os.read(self._read_end, len(taken))
         return taken
 
-    def on_response(
-        self,
-        ticket: int,
-        status: int,
-        body: bytes,
-        headers: PeerHeaders,
-        /,
-    ) -> None:
+    def on_response(self, ticket: int, status: int, body: bytes, headers: PeerHeaders, /) -> None:
         """Take in an answer of any status."""
         self._facts.put(Answer(status, body, headers))
 

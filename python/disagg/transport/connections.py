@@ -86,7 +86,7 @@ class BoundedConnector(aiohttp.TCPConnector):
         now = self._loop.time()
         self._renewed[addr] = now
         self._renewed.move_to_end(addr)
-        # Connections of before an older mark are too old by now. Looking at all marks took 0.6 ms with 4,096.
+        # Connections of before an older mark are too old by now. So it costs the same however many there are.
         while now - next(iter(self._renewed.values())) > self._max_age_s:
             self._renewed.popitem(last=False)
 

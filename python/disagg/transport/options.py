@@ -70,14 +70,7 @@ class Machine(Protocol):
     def take_commands(self, limit: int, /) -> list[tuple[int, str, str, str, str, bytes | None, int, int]]:
         """Take at most `limit` commands; silences the bell with the last one."""
 
-    def on_response(
-        self,
-        ticket: int,
-        status: int,
-        body: bytes,
-        headers: PeerHeaders,
-        /,
-    ) -> None:
+    def on_response(self, ticket: int, status: int, body: bytes, headers: PeerHeaders, /) -> None:
         """Take in a complete answer, of any status, with the headers that concern the peer."""
 
     def on_error(self, ticket: int, what: str, message: str, /) -> None:
