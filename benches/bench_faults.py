@@ -59,6 +59,7 @@ class Load:
     victim: str
     burst_from_s: float
     rooms: int = 0
+    ended: int = 0
     chance: Random = field(default_factory=lambda: Random(7))
 
     def cycle(self, into, at_s, took) -> None:
@@ -79,8 +80,6 @@ class Load:
         took.append(clock() - began)
         if step is not None:
             self.ended += len(step.resolved) + len(step.failed)
-
-    ended = 0
 
 
 def run(into, load: Load, seconds: float) -> list[int]:
@@ -107,14 +106,6 @@ def line(name, values_ns) -> str:
     return f"  {name:34} {' ms  '.join(parts)} ms  worst {ordered[-1] / MS:7.3f} ms  ({len(ordered):,} values)"
 
 
-@pytest.fixture
-def settled():
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def drain(resolver, load, within_s=10.0):
     """Poll until all requests have ended."""
     end = time.monotonic() + within_s
@@ -133,22 +124,48 @@ def bench_time_inside_add_and_poll(scale, settled):
     with peers(SILENT + 1, SLOW, HEALTHY) as addresses:
         victim = addresses["silent"].pop()
         everyone = [addr for its in addresses.values() for addr in its]
+        settled()
         alone = run(Nothing(), Load(everyone, victim, seconds / 4), seconds)
         load = Load(everyone, victim, seconds / 4)
         with disagg.Resolver(DECODE, RETRY, **LIMITS) as resolver:
             took = run(resolver, load, seconds)
             drain(resolver, load)
-            slice_ms = resolver._transport.longest_slice_s() * 1e3
     print(f"\ntime inside add and poll, {seconds:g} s at 2,000 req/s, {SILENT} silent, {SLOW} slow, {HEALTHY} healthy")
     print(line("with a Resolver", took))
     print(line("the loop alone", alone))
-    print(f"  longest slice of the network thread {slice_ms:.2f} ms of processor time")
+    assert load.ended == load.rooms
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def bench_slices_of_the_network_thread(scale, settled, collects):
+    """The longest turn of its loop under the same load, with and without collections of garbage that meet it there."""
+    seconds = max(20.0 * scale, 4.0)
+    with peers(SILENT, SLOW, HEALTHY) as addresses:
+        load = Load([addr for its in addresses.values() for addr in its], "", burst_from_s=1e9)
+        settled()
+        with disagg.Resolver(DECODE, RETRY, **LIMITS) as resolver:
+            if not collects:
+                gc.disable()
+            try:
+                run(resolver, load, 1.0)  # the first request of a process takes longer
+                first_s = resolver._transport.longest_slice_s()
+                resolver._transport._selector.longest_slice_s = 0.0
+                run(resolver, load, seconds)
+                longest_s = resolver._transport.longest_slice_s()
+            finally:
+                gc.enable()
+            drain(resolver, load)
+    print(
+        f"\nlongest slice of the network thread, the garbage collector {'on' if collects else 'off'}, processor time:"
+    )
+    print(f"  {first_s * 1e3:.2f} ms in the first second, {longest_s * 1e3:.2f} ms in the {seconds:g} s after it")
     assert load.ended == load.rooms
 
 
 def bench_a_loop_beside_it(scale, settled):
     """Row 2: a loop of 1 kHz with 200 us of work, in windows with and without a Resolver by turns."""
     window_s, pairs = (5.0, 4) if scale == 1.0 else (1.5, 1)
+    settled()
     per_200us = calibrate()
     late: dict[bool, list[int]] = {True: [], False: []}
     cycles = {True: 0, False: 0}
@@ -208,6 +225,7 @@ def bench_a_healthy_peer_beside_silent_ones(scale, settled):
     """From add to route at an address that was never asked before: at most twice as long beside 256 silent peers."""
     samples, blocks = (50, 4) if scale == 1.0 else (10, 1)
     took: dict[int, list[int]] = {0: [], SILENT: []}
+    settled()
     with peers(SILENT, healthy=2 * samples * blocks) as addresses:
         fresh = iter(addresses["healthy"])
         for _ in range(blocks):

@@ -11,7 +11,6 @@ scattered in memory.
 
 from __future__ import annotations
 
-import gc
 import json
 import random
 import time
@@ -50,18 +49,6 @@ def make_requests(count: int, addresses: int) -> list[Request]:
     """Requests whose addresses are in no order."""
     chosen = random.Random(1).choices(range(addresses), k=count)
     return [Request(room, host(number)) for room, number in enumerate(chosen)]
-
-
-@pytest.fixture
-def settled():
-    """Call it to have what was made so far out of the collector's way, as engines do once they are up."""
-
-    def freeze():
-        gc.collect()
-        gc.freeze()
-
-    yield freeze
-    gc.unfreeze()
 
 
 # --- our side

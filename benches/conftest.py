@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from types import SimpleNamespace
@@ -18,6 +19,18 @@ from conftest import pytest_runtest_makereport, shared  # noqa: F401
 def scale(request) -> float:
     """Factor of every count: 1 when measuring, 0.1 when the benches run as tests."""
     return 1.0 if request.config.getoption("--benchmark-enable") else 0.1
+
+
+@pytest.fixture
+def settled():
+    """Call it to have what was made so far out of the collector's way, as engines do once they are up."""
+
+    def freeze():
+        gc.collect()
+        gc.freeze()
+
+    yield freeze
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
