@@ -112,5 +112,5 @@ fn ranks(info: &PrefillInfo) -> u32 {
     info.attn_cp_size() * info.attn_tp_size() * info.pp_size()
 }
 
-/// 128 KiB, which take less than a millisecond to parse.
+/// Above that one answer would hold the lock for long; look-ups do so a little at a time.
 const MOST_RANKS: u32 = 1024;
