@@ -6,24 +6,28 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 
 
-def start_python(code, *flags):
-    """Start a program that may import from here; what Python is given besides the code are `flags`."""
-    return subprocess.Popen(
+@contextmanager
+def running_python(code, *flags):
+    """A program that may import from here, until the block ends; what Python is given besides the code are `flags`."""
+    process = subprocess.Popen(
         [sys.executable, *flags, "-c", textwrap.dedent(code)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def run_python(code, *flags):
     """Run a program with warnings as errors, or with `flags`; returns status, stdout and stderr."""
-    process = start_python(code, *(flags or ("-Werror",)))
-    try:
+    with running_python(code, *(flags or ("-Werror",))) as process:
         out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
     return process.returncode, out, err

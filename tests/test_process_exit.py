@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hostile import HostileHost, silent
-from python_process import run_python, start_python
+from python_process import run_python, running_python
 
 BUSY = """
 import asyncio, atexit, os, signal, sys, threading, time
@@ -56,12 +56,11 @@ def test_uncaught_exception_with_requests_pending_shows_itself_and_no_other(busy
 
 
 def test_sigterm_has_its_default_action(busy):
-    process = start_python(
-        f"{busy}\nprint('ready', flush=True)\nwhile True: resolver.poll(); time.sleep(0.001)", "-Werror"
-    )
-    assert process.stdout.readline() == "ready\n"
-    process.terminate()
-    assert process.communicate(timeout=30) == ("", "")
+    polls = f"{busy}\nprint('ready', flush=True)\nwhile True: resolver.poll(); time.sleep(0.001)"
+    with running_python(polls, "-Werror") as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == -signal.SIGTERM
 
 
@@ -104,8 +103,8 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_a_clean_end(host, engine):
     peers = str([host.peer(silent()).addr for _ in range(8)])
     # Who runs tests in the background may have them inherit that it is ignored.
     default = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    process = start_python(default + (BUSY + ENGINES[engine]).replace("PEERS", peers), "-Werror")
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30) == ("interrupted the resolver was closed\n", "")
+    with running_python(default + (BUSY + ENGINES[engine]).replace("PEERS", peers), "-Werror") as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("interrupted the resolver was closed\n", "")
     assert process.returncode == 0
