@@ -136,6 +136,33 @@ def test_no_mark_is_for_ever_and_one_good_answer_takes_it_off(answer, kind):
     assert isinstance(place(pair, A), disagg.Route)
 
 
+def test_a_lost_peer_is_back_when_it_answers_also_if_it_was_said_to_have_restarted():
+    """A5-04: who stopped routing at `peer_lost` waits for `peer_back`, whatever came between."""
+    pair = make()
+    make_ready(pair, topology())
+    pair.both("peer_lost", A)
+    pair.both("peer_restarted", A)
+    assert isinstance(place(pair, A), disagg.Route)
+    assert pair.core.counters()["events"] == {"peer_lost": 1, "peer_restarted": 1, "peer_back": 1}
+
+
+def test_a_peer_lost_again_before_it_is_back_ends_what_waits_and_is_told_once():
+    pair = make()
+    make_ready(pair, topology())
+    pair.both("peer_lost", A)
+    pair.both("peer_restarted", A)
+    waiting = add(pair, "waits")
+    pair.both("peer_lost", A)
+    pair.poll()
+    assert pair.ends[waiting].kind == "peer_lost"
+    assert pair.flights == []
+    pair.both("peer_lost", A)
+    pair.advance(15.1)
+    answer_all(pair, topology())
+    assert isinstance(place(pair, A), disagg.Route)
+    assert pair.core.counters()["events"] == {"peer_lost": 1, "peer_restarted": 1, "peer_back": 1}
+
+
 def test_mismatch_is_checked_again_when_the_peer_is_said_to_have_restarted():
     """A5-20: a mark belongs to the process that earned it; the next one is asked at once."""
     pair = make()

@@ -56,8 +56,8 @@ def test_a_peer_that_does_not_advertise_the_table_is_asked_rank_by_rank():
 
 
 def test_an_engine_with_more_ranks_than_a_table_may_have_is_asked_rank_by_rank():
-    pair = make(decode={"attn_tp_size": 2048, "page_size": 64, "kv": "mla"})
-    ready(pair, topology(tp=2048))
+    pair = make(decode={"attn_tp_size": 513, "page_size": 64, "kv": "mla"})
+    ready(pair, topology(tp=513))
     assert pair.only("endpoint").path.startswith("/route?")
 
 
@@ -244,14 +244,103 @@ def test_a_peer_that_refuses_to_wait_is_asked_plainly(status):
     assert waits(query) == 0
 
 
-def test_a_waiting_query_that_failed_is_paced_and_waits_again():
+def fail_waiting(pair, how):
+    (query,) = queries(pair)
+    assert waits(query) == 5000
+    how(pair, query)
+
+
+WAITING_FAILURES = {
+    "reset": lambda pair, query: pair.fail(query, "reset", "connection reset"),
+    "timeout": lambda pair, query: pair.fail(query, "timeout", "no answer within 7 s"),
+    "503": lambda pair, query: pair.answer(query, 503),
+    "429": lambda pair, query: pair.answer(query, 429),
+    "html": lambda pair, query: pair.answer(query, 200, b"<html>"),
+}
+
+
+@pytest.mark.parametrize("how", WAITING_FAILURES.values(), ids=WAITING_FAILURES.keys())
+def test_after_a_waiting_query_failed_rooms_are_asked_for_plainly_until_one_is_answered(how):
+    """Something between us and the peer may cut what takes long; what takes it no time gets through."""
     pair = waiting_pair()
     ask_dp_rank(pair)
-    pair.fail(*queries(pair), "reset", "connection reset")
+    fail_waiting(pair, how)
     pair.advance(0.9)
     assert queries(pair) == []
     pair.advance(0.1)
+    (plain,) = queries(pair)
+    assert waits(plain) == 0
+    pair.answer(plain, 200, b"{}")
+    pair.advance(1.0)
     assert [waits(query) for query in queries(pair)] == [5000]
+
+
+def test_a_plain_query_that_fails_too_is_no_reason_to_wait_again():
+    pair = waiting_pair()
+    ask_dp_rank(pair)
+    fail_waiting(pair, WAITING_FAILURES["reset"])
+    pair.advance(1.0)
+    pair.fail(*queries(pair), "reset", "connection reset")
+    pair.advance(1.0)
+    assert [waits(query) for query in queries(pair)] == [0]
+
+
+def test_a_peer_whose_waiting_queries_fail_twice_in_a_row_is_asked_plainly_for_the_rest_of_its_life():
+    pair = waiting_pair()
+    (request,) = ask_dp_rank(pair)
+    for _ in range(2):
+        fail_waiting(pair, WAITING_FAILURES["timeout"])
+        pair.advance(1.0)
+        pair.answer(*queries(pair), 200, b"{}")
+        pair.advance(1.0)
+    (query,) = queries(pair)
+    assert waits(query) == 0
+    pair.answer(query, 200, known(r100=0))
+    assert pair.only("endpoint")
+    assert request not in pair.ends
+
+
+def test_waiting_queries_that_fail_now_and_then_go_on():
+    pair = waiting_pair()
+    ask_dp_rank(pair, 3)
+    for room in (100, 101):
+        fail_waiting(pair, WAITING_FAILURES["timeout"])
+        pair.advance(1.0)
+        pair.answer(*queries(pair), 200, b"{}")
+        pair.advance(1.0)
+        pair.answer(*[query for query in queries(pair) if waits(query)], 200, known(**{f"r{room}": 1}))
+        pair.advance(0.02)
+    assert [waits(query) for query in queries(pair)] == [5000]
+
+
+def test_the_failure_of_an_old_waiting_query_brings_no_query_forward():
+    pair = waiting_pair()
+    ask_dp_rank(pair)
+    (waiting,) = queries(pair)
+    pair.advance(4.5)
+    ask_dp_rank(pair, room=200)
+    (plain,) = [query for query in queries(pair) if query is not waiting]
+    pair.fail(plain, "reset", "connection reset")
+    pair.advance(0.1)
+    pair.fail(waiting, "timeout", "no answer within 7 s")
+    assert queries(pair) == [], "the plain query failed 0.1 s ago"
+    pair.advance(0.9)
+    assert len(queries(pair)) == 1
+
+
+def test_a_peer_that_learns_rooms_one_by_one_is_asked_for_hundreds_ten_times_a_second():
+    pair = waiting_pair(rooms=300)
+    asked = []
+    for room in range(100, 110):
+        (query,) = [query for query in queries(pair) if waits(query)]
+        asked.append((pair.now, len(query.rooms)))
+        pair.answer(query, 200, known(**{f"r{room}": 1}))
+        assert queries(pair) == []
+        pair.advance(0.1)
+    assert [count for _, count in asked] == list(range(300, 290, -1))
+    ask_dp_rank(pair, room=900)
+    pair.advance(0.02)
+    assert [query.rooms for query in queries(pair)][-1][-1] == 900, "one that comes later is asked for as ever"
 
 
 def test_at_most_256_peers_are_asked_to_wait_at_a_time():
@@ -303,6 +392,50 @@ def test_an_epoch_on_a_dp_rank_answer_is_seen_before_the_next_heartbeat():
     pair.answer(*queries(pair), 200, known(r100=1), epoch="2")
     assert [event.kind for event in pair.poll().events] == ["peer_restarted"]
     assert pair.only("topology")
+
+
+def test_a_key_that_nobody_understands_may_change_with_each_answer():
+    """A2-12: what is unknown is kept, not trusted to be of a life: an uptime is another one each time."""
+    pair = make()
+    route = make_ready(pair, topology(uptime_s=1))
+    pair.advance(5.0)
+    pair.answer(pair.only("heartbeat"), 200, topology(uptime_s=6, other=[]))
+    assert pair.poll().events == ()
+    (later,) = ask_dp_rank(pair)
+    pair.poll()
+    assert pair.ends[later] == route
+
+
+def test_a_table_whose_unknown_keys_changed_is_no_restart():
+    pair = make(decode={"attn_tp_size": 1})
+    request = ready(pair, topology(tp=4, uptime_s=1))
+    later = topology(tp=4, uptime_s=2)
+    pair.answer(pair.only("endpoint"), 200, table(later, ranks_of(later)))
+    assert pair.poll().events == ()
+    assert pair.ends[request].endpoints
+
+
+def test_an_empty_instance_states_nothing():
+    pair = make()
+    route = make_ready(pair, topology(), port=5000)
+    pair.advance(5.0)
+    pair.answer(pair.only("heartbeat"), 200, topology(), instance="", epoch="")
+    assert pair.only("heartbeat"), "its endpoints are looked up, as nothing else tells of a restart"
+    assert route.epoch == 1
+
+
+def test_a_peer_that_is_another_one_each_time_is_said_to_restart():
+    pair = make(request_timeout_s=10.0)
+    request = add(pair, "first")
+    lives = iter(range(1_000))
+
+    def answer(flight):
+        pair.answer(flight, 200, endpoint() if flight.kind == "endpoint" else topology(), instance=str(next(lives)))
+
+    run(pair, 11, step=0.25, on_flight=answer)
+    assert pair.ends[request].kind == "request_timeout"
+    assert "the peer restarted " in pair.ends[request].reason
+    assert " times since it last gave a route" in pair.ends[request].reason
 
 
 def test_an_instance_in_the_topology_counts_where_no_header_states_one():

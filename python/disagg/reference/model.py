@@ -125,8 +125,8 @@ class Headers(NamedTuple):
 
 
 def within_limits(value: str | None) -> str | None:
-    """A header or field of a peer, if it is not too long to be kept."""
-    return value if value is not None and len(value.encode()) <= 256 else None
+    """A header or field of a peer, unless it is empty, or too long to be kept."""
+    return value if value and len(value.encode()) <= 256 else None
 
 
 class Identity(NamedTuple):
@@ -228,11 +228,14 @@ class Peer:
     features: frozenset[str] = frozenset()
     epoch: int = 0
     restart_not_before: int = 0
+    restarts: int = 0  # since it last gave a route
     lost: bool = False
     query: InFlight | None = None
     waiting_query: InFlight | None = None
     query_not_before: int = 0
     query_error: str = ""
+    waits_failed: int = 0  # waiting queries in a row
+    asks_plainly: bool = False  # until a plain query is answered
     read: InFlight | None = None
     check: InFlight | None = None
     checks: int = 0

@@ -166,6 +166,7 @@ class PeerRules(StageRules):
         peer.lookups, peer.groups, peer.info, peer.mapping = {}, {}, None, None
         peer.dialect, peer.beats_missed, peer.waits_for_poll, peer.deferred = 3, 0, False, False
         peer.query_error, peer.query_not_before, peer.read_not_before = "", 0, 0
+        peer.waits_failed, peer.asks_plainly = 0, False
         peer.spent_at = None
         for request in self._pending(peer):
             request.stage, request.dp_rank, request.asked = "need_info", None, 0
@@ -182,7 +183,8 @@ class PeerRules(StageRules):
         """The peer is another one now; what it is has to be asked."""
         self._tell("peer_restarted", peer, identity.instance)
         self._reset(peer)
-        peer.state, peer.mark, peer.attempt, peer.lost, peer.identity = "unknown", None, 0, False, identity
+        peer.restarts += 1
+        peer.state, peer.mark, peer.attempt, peer.identity = "unknown", None, 0, identity
 
     def _ask_again(self, peer: Peer) -> None:
         if self._pending(peer):
@@ -204,9 +206,10 @@ class PeerRules(StageRules):
         return True
 
     def _lose(self, peer: Peer, text: str) -> None:
-        if peer.lost:
+        if peer.lost and peer.state == "marked":
             return
-        self._tell("peer_lost", peer, None)
+        if not peer.lost:
+            self._tell("peer_lost", peer, None)
         self._fail_pending(peer, self._failure("peer_lost", peer.addr, text, peer.attempt))
         self._reset(peer)
         peer.lost, peer.state, peer.attempt_error = True, "marked", ("peer_lost", text)
@@ -226,13 +229,19 @@ class PeerRules(StageRules):
         self._tell("peer_restarted", peer, self._identity(headers, info).instance)
         dialect = peer.dialect
         self._reset(peer)
+        peer.restarts += 1
         if not self._rests_after_restart(peer):
             peer.dialect = dialect
             self._become_ready(peer, info, headers)
 
+    @staticmethod
+    def _is_same(info: Any, before: Any) -> bool:
+        """Whether nothing changed that is understood: a key that is not may count seconds."""
+        return all(getattr(info, name) == getattr(before, name) for name in UNDERSTOOD)
+
     def _read_succeeded(self, peer: Peer, flight: InFlight, info: Any, headers: Headers) -> None:
         identity = self._identity(headers, info)
-        if info != peer.info or peer.identity.differs_from(identity):
+        if not self._is_same(info, peer.info) or peer.identity.differs_from(identity):
             self._replace(peer, info, headers)
             return
         peer.identity = peer.identity.learn(identity)
@@ -287,7 +296,7 @@ class PeerRules(StageRules):
         fields = Identity(within_limits(table.instance), within_limits(table.epoch))
         stated = Identity(headers.instance, headers.epoch).learn(fields)
         headers = Headers(stated.instance, stated.epoch, headers.features)
-        if table.info != peer.info:
+        if not self._is_same(table.info, peer.info):
             self._replace(peer, table.info, headers)
             return
         if peer.identity.differs_from(stated):
@@ -341,10 +350,15 @@ class PeerRules(StageRules):
         endpoints = tuple(
             Endpoint(group.dp_rank, c.cp, c.tp, c.pp, *group.found[i], c.dummy) for i, c in enumerate(contacts)
         )
-        group.state = "ready"
+        group.state, peer.restarts = "ready", 0
         group.route = Route(peer.addr, group.dp_rank, peer.mapping, endpoints, peer.info, peer.epoch)
         for request in self._waiters(peer, group):
             self._end(request, group.route)
 
 
 MAX_INCOMPATIBLE = 2048  # characters
+UNDERSTOOD = (
+    "attn_tp_size", "attn_cp_size", "dp_size", "pp_size", "page_size", "kv_cache_dtype", "follow_bootstrap_room",
+    "enable_dsa_cache_layer_split", "enable_kv_cache_sharding", "prefill_http_port", "kv_layout",
+    "decode_allocation_policy", "dynamic_dp_size", "spec_layout",
+)  # fmt: skip

@@ -80,6 +80,9 @@ class Rules:
         options, peer = self.options, self.peers[request.addr]
         if lived >= request.added + self._ns(options.request_timeout_s):
             text = f"not placed within {options.request_timeout_s:g} s; last stage: {request.stage}"
+            if peer.restarts:
+                times = "once" if peer.restarts == 1 else f"{peer.restarts} times"
+                text += f"; the peer restarted {times} since it last gave a route"
             failure = self._failure("request_timeout", request.addr, text, peer.attempt)
         elif request.stage == "need_dp_rank" and lived >= request.stage_since + self._ns(options.dp_rank_timeout_s):
             text = (

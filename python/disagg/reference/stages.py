@@ -16,7 +16,9 @@ QUERY_ROOMS = 4096
 QUERY_GAP = 20 * MS
 WAIT_MS = 5000  # how long a peer that can is asked to wait until it knows a room
 MOST_WAITING_QUERIES = 256
-TABLE_RANKS = 1024  # more ranks are looked up one by one
+MANY_ROOMS = 256  # of a waiting query: more are not asked for again at once
+MANY_ROOMS_GAP = 100 * MS
+TABLE_RANKS = 512  # more ranks are looked up one by one
 SENTINEL = {
     3: "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1",
     2: "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1",
@@ -67,12 +69,15 @@ class StageRules(Rules):
         except ProtocolError as error:
             self._query_failed(peer, flight, f"protocol error: {error}")
             return
+        if flight.wait_ms:
+            peer.waits_failed = 0
+        peer.asks_plainly = False
         waited = self.now - flight.started >= WAIT_MS * MS
         at_once = flight.wait_ms > 0 and (waited or any(request.room in ranks for request in asked))
         for request in asked:
             rank = ranks.get(request.room)
             if rank is None and at_once:  # it waits as it was asked to, so it may be asked again at once
-                request.next_ask = self.now
+                request.next_ask = self.now if len(asked) <= MANY_ROOMS else flight.started + MANY_ROOMS_GAP
             elif rank is None:
                 wait = min(SECOND, QUERY_GAP << min(request.asked - 1, 6))
                 request.next_ask = flight.started + wait
@@ -83,10 +88,16 @@ class StageRules(Rules):
                 self._need_endpoints(peer, request, rank)
 
     def _query_failed(self, peer: Peer, flight: InFlight, text: str) -> None:
+        not_before = flight.started + max(QUERY_GAP, self._ns(self.policy.interval_s))
         peer.query_error = text
-        peer.query_not_before = flight.started + max(QUERY_GAP, self._ns(self.policy.interval_s))
+        peer.query_not_before = max(peer.query_not_before, not_before)
         for request in flight.rooms:
-            request.next_ask = peer.query_not_before
+            request.next_ask = not_before
+        if flight.wait_ms:  # perhaps something on the way cuts what takes long
+            peer.waits_failed += 1
+            peer.asks_plainly = True
+            if peer.waits_failed == 2:
+                peer.features -= {"wait-query"}
 
     # Endpoints.
 
@@ -184,7 +195,8 @@ class StageRules(Rules):
         waiting = sum(flight.wait_ms > 0 for _, flight in self.flights.values())
         if not due:
             return
-        if "wait-query" in peer.features and peer.waiting_query is None and waiting < MOST_WAITING_QUERIES:
+        may_wait = "wait-query" in peer.features and not peer.asks_plainly and waiting < MOST_WAITING_QUERIES
+        if may_wait and peer.waiting_query is None:
             peer.waiting_query = self._query(peer, open_ones, WAIT_MS)
         else:
             peer.query = self._query(peer, due, 0)

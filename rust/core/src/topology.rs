@@ -221,6 +221,37 @@ impl PrefillInfo {
         Ok(Self { spec })
     }
 
+    /// Whether both say the same as far as this version understands it. A key in `extras` may be another one in each
+    /// answer, such as an uptime.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.understood() == other.understood()
+    }
+
+    fn understood(&self) -> impl PartialEq {
+        let PrefillInfoSpec {
+            attn_tp_size,
+            attn_cp_size,
+            dp_size,
+            pp_size,
+            page_size,
+            kv_cache_dtype,
+            follow_bootstrap_room,
+            enable_dsa_cache_layer_split,
+            enable_kv_cache_sharding,
+            prefill_http_port,
+            kv_layout,
+            decode_allocation_policy,
+            dynamic_dp_size,
+            spec_layout,
+            extras: _,
+        } = &self.spec;
+        let sizes = (attn_tp_size, attn_cp_size, dp_size, pp_size, page_size);
+        let cache = (kv_cache_dtype, enable_dsa_cache_layer_split, enable_kv_cache_sharding, kv_layout);
+        let rules = (follow_bootstrap_room, decode_allocation_policy, dynamic_dp_size);
+        (sizes, cache, rules, prefill_http_port, spec_layout)
+    }
+
     /// What it was built from.
     #[must_use]
     pub const fn spec(&self) -> &PrefillInfoSpec {

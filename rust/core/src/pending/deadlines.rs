@@ -18,8 +18,7 @@ impl Machine {
         while let Some(at) = self.requests.ages.first()
             && passed(self.requests.slots.at(at).added, options.request_timeout_s)
         {
-            let (stage, timeout_s) = (self.stage_name(at), options.request_timeout_s);
-            let text = format!("not placed within {timeout_s} s; last stage: {stage}");
+            let text = self.request_timeout_text(at);
             self.end_one(at, FailureKind::RequestTimeout, &text);
         }
         while let Some(at) = self.requests.deadlines.need_dp_rank.first()
@@ -67,6 +66,16 @@ impl Machine {
             Stage::NeedEndpoints(_) => "need_endpoints",
             Stage::Free | Stage::Decided(_) => "decided",
         }
+    }
+
+    fn request_timeout_text(&self, at: u32) -> String {
+        let (stage, timeout_s) = (self.stage_name(at), self.options.request_timeout_s);
+        let restarted = match self.peers.at(self.requests.slots.at(at).peer).restarts {
+            0 => String::new(),
+            1 => String::from("; the peer restarted once since it last gave a route"),
+            many => format!("; the peer restarted {many} times since it last gave a route"),
+        };
+        format!("not placed within {timeout_s} s; last stage: {stage}{restarted}")
     }
 
     fn dp_rank_timeout_text(&self, at: u32) -> String {

@@ -72,8 +72,9 @@ impl Machine {
         if due > now {
             return;
         }
-        let may_wait = ready.features.wait_query && self.waiting_queries < MOST_WAITING_QUERIES;
-        let waits = may_wait && ready.query.waiting.ticket.is_none();
+        let query = &ready.query;
+        let may_wait = ready.features.wait_query && !query.plainly && query.waiting.ticket.is_none();
+        let waits = may_wait && self.waiting_queries < MOST_WAITING_QUERIES;
         self.send_query(at, if waits { Form::Waiting } else { Form::Plain });
     }
 
@@ -121,6 +122,12 @@ impl Machine {
             Ok(ranks) => ranks,
             Err(error) => return self.query_failed(at, flight, form, format!("protocol error: {error}")),
         };
+        if let Some(ready) = self.peers.at_mut(at).ready_mut() {
+            ready.query.plainly = false;
+            if form == Form::Waiting {
+                ready.query.waits_failed = 0;
+            }
+        }
         let mut unknown = Vec::new();
         // Answers are looked up by what was asked, so that what else the body says costs nothing.
         let asked = self.asked(at, form);
@@ -137,16 +144,16 @@ impl Machine {
                 Some((_, Err(_))) | None => unknown.push(request),
             }
         }
-        // A peer that waits as it was asked to may be asked again at once; one that answers early and knows nothing is
-        // paced as if it had been asked plainly.
+        // A peer that waits as it was asked to may be asked again at once, or soon if that is much work; one that
+        // answers early and knows nothing is paced as if it had been asked plainly.
         let waited = self.now.since(flight.started) >= Duration::from_millis(u64::from(WAIT_MS));
         let at_once = form == Form::Waiting && (waited || unknown.len() < count);
         for request in unknown {
             let asked = self.requests.slots.at(request).asked;
-            let (ask, next_ask) = if at_once {
-                (Ask::Turn(0), self.now)
-            } else {
-                (Query::turn_after(asked), flight.started.after(wait_after(asked)))
+            let (ask, next_ask) = match at_once {
+                true if count <= MANY_ROOMS => (Ask::Turn(0), self.now),
+                true => (Ask::Left, flight.started.after(MANY_ROOMS_GAP)),
+                false => (Query::turn_after(asked), flight.started.after(wait_after(asked))),
             };
             self.requests.take_turn(self.peers.at_mut(at), request, ask, next_ask);
         }
@@ -171,8 +178,14 @@ impl Machine {
             self.requests.take_turn(self.peers.at_mut(at), request, Ask::Failed, not_before);
         }
         if let Some(ready) = self.peers.at_mut(at).ready_mut() {
-            ready.query.error = text;
-            ready.query.not_before = not_before;
+            let query = &mut ready.query;
+            query.error = text;
+            query.not_before = query.not_before.max(not_before);
+            if form == Form::Waiting {
+                query.plainly = true;
+                query.waits_failed += 1;
+                ready.features.wait_query &= query.waits_failed < MOST_WAITS_FAILED;
+            }
         }
     }
 
@@ -241,6 +254,11 @@ const QUERY_GAP: Duration = Duration::from_millis(20);
 const WAIT_MS: u32 = 5000;
 /// Over all peers, as each holds a place among the requests in flight for seconds.
 const MOST_WAITING_QUERIES: u32 = 256;
+/// In a row; a peer is asked plainly then, for the rest of its life.
+const MOST_WAITS_FAILED: u8 = 2;
+/// Each answer to a query of thousands may settle one of them; what is left is asked for every 100 ms then.
+const MANY_ROOMS: usize = 256;
+const MANY_ROOMS_GAP: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// The caller's own mistake, in contrast to what a peer says.
 const PRESET_STATUS: u16 = 400;

@@ -199,6 +199,7 @@ impl Machine {
             epoch,
             fake: false,
         });
+        self.peers.at_mut(at).restarts = 0;
         self.completed.push(Arc::clone(&route));
         for waiter in self.waiters(at, dp_rank) {
             self.requests.decide(self.peers.at_mut(at), waiter, Outcome::Routed(Arc::clone(&route)));

@@ -18,9 +18,9 @@ pub struct Headers<'a> {
 }
 
 impl<'a> Headers<'a> {
-    /// The same without values that are too long to be kept.
+    /// The same without values that are empty, or too long to be kept.
     pub(super) fn within_limits(self) -> Self {
-        let short = |text: &&str| text.len() <= MAX_VALUE;
+        let short = |text: &&str| (1..=MAX_VALUE).contains(&text.len());
         Self {
             instance: self.instance.filter(short),
             epoch: self.epoch.filter(short),
@@ -83,5 +83,5 @@ impl Features {
     }
 }
 
-/// Bytes; a longer header or field is taken for none.
+/// Bytes; a longer header or field is taken for none, as an empty one is.
 const MAX_VALUE: usize = 256;

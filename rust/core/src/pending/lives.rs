@@ -134,6 +134,7 @@ impl Machine {
         self.note_restarted(at);
         self.tell(EventKind::PeerRestarted, at, headers.or_of_topology(&info).instance);
         self.reset(at);
+        self.peers.at_mut(at).restarts += 1;
         if !self.rests_after_restart(at) {
             self.peers.at_mut(at).dialect = dialect;
             self.become_ready(at, info, headers);
@@ -146,7 +147,7 @@ impl Machine {
         self.tell(EventKind::PeerRestarted, at, identity.instance.as_deref());
         self.reset(at);
         let peer = self.peers.at_mut(at);
-        peer.lost = false;
+        peer.restarts += 1;
         peer.budget = Budget::default();
         peer.identity = identity;
     }
@@ -182,11 +183,14 @@ impl Machine {
 
     /// The peer is gone: its requests fail, newcomers too until a probe is answered.
     pub(super) fn lose(&mut self, at: u32, text: &str) {
-        if self.peers.at(at).lost {
+        let peer = self.peers.at(at);
+        if peer.lost && matches!(peer.state(), PeerState::Marked { .. }) {
             return;
         }
-        self.note_lost(at, text);
-        self.tell(EventKind::PeerLost, at, None);
+        if !peer.lost {
+            self.note_lost(at, text);
+            self.tell(EventKind::PeerLost, at, None);
+        }
         let peer = self.peers.at(at);
         let failure_of = |kind, text: &str| failure(kind, &peer.addr, text, peer.budget.failed);
         let lost = failure_of(FailureKind::PeerLost, text);

@@ -33,6 +33,8 @@ pub(super) struct Peer {
     pub epoch: u64,
     /// A restart before this instant is followed by a pause.
     pub restart_not_before: Tick,
+    /// Restarts since it last gave a route.
+    pub restarts: u32,
     /// Whether `PeerLost` was told and `PeerBack` was not yet.
     pub lost: bool,
     /// Whether it was ready once, so that what is odd about it was noted.
@@ -84,7 +86,8 @@ pub(super) struct Ready {
 /// asked for last; one query is in flight at a time, and two start at least 20 ms apart.
 ///
 /// A peer with `wait-query` is asked for all of them by one query that it answers when it knows one; beside it the plain
-/// query goes on, for rooms that came later.
+/// query goes on, for rooms that came later. A waiting query that failed may have been cut by something on the way, for
+/// it takes long: plain ones follow until one is answered, and the second time in a row for the rest of this life.
 #[derive(Debug)]
 pub(super) struct Query {
     pub plain: Sent,
@@ -93,7 +96,13 @@ pub(super) struct Query {
     pub error: String,
     /// Rooms by how often they were unknown, each list in order of when it is their turn.
     pub turns: [List; TURNS],
+    /// Rooms left over of a waiting query that had many.
+    pub left: List,
     pub failed: List,
+    /// Waiting queries that failed in a row.
+    pub waits_failed: u8,
+    /// Whether only plain queries are sent, until one is answered.
+    pub plainly: bool,
 }
 
 /// The query of one form that is in flight, and its rooms.
@@ -165,6 +174,7 @@ impl Peer {
             identity: Identity::default(),
             epoch: 0,
             restart_not_before: Tick::ZERO,
+            restarts: 0,
             lost: false,
             was_ready: false,
             need_info: List::EMPTY,
@@ -296,7 +306,10 @@ impl Query {
             not_before: Tick::ZERO,
             error: String::new(),
             turns: [List::EMPTY; TURNS],
+            left: List::EMPTY,
             failed: List::EMPTY,
+            waits_failed: 0,
+            plainly: false,
         }
     }
 
@@ -308,6 +321,7 @@ impl Query {
                 };
                 list
             }
+            Ask::Left => &mut self.left,
             Ask::Failed => &mut self.failed,
             Ask::Sent(form) => &mut self.sent_mut(form).rooms,
         }
@@ -334,7 +348,7 @@ impl Query {
 
     /// The lists that wait for their turn.
     pub fn unsent(&self) -> impl Iterator<Item = &List> {
-        self.turns.iter().chain([&self.failed])
+        self.turns.iter().chain([&self.left, &self.failed])
     }
 }
 

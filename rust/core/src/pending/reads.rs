@@ -46,7 +46,7 @@ impl Machine {
     ) {
         let peer = self.peers.at(at);
         let said = headers.or_of_topology(&info);
-        let changed = peer.ready().is_none_or(|ready| *ready.info != info);
+        let changed = peer.ready().is_none_or(|ready| !ready.info.is_same(&info));
         if changed || peer.identity.differs_from(said) {
             return self.replace(at, info, headers);
         }

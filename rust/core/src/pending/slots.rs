@@ -57,6 +57,8 @@ pub(super) enum Stage {
 pub(super) enum Ask {
     /// Never asked, or unknown the n-th time: waits on list n for its next turn.
     Turn(u8),
+    /// Unknown after a waiting query with many rooms.
+    Left,
     /// The query that carried it failed.
     Failed,
     /// In the query of this form that is in flight.

@@ -43,7 +43,7 @@ impl Machine {
         }
         .within_limits();
         let peer = self.peers.at_mut(at);
-        if peer.ready().is_none_or(|ready| *ready.info != *table.info) {
+        if peer.ready().is_none_or(|ready| !ready.info.is_same(&table.info)) {
             return self.replace(at, *table.info, headers);
         }
         if peer.identity.differs_from(headers) {
@@ -112,5 +112,5 @@ fn ranks(info: &PrefillInfo) -> u32 {
     info.attn_cp_size() * info.attn_tp_size() * info.pp_size()
 }
 
-/// Above that one answer would hold the lock for long; look-ups do so a little at a time.
-const MOST_RANKS: u32 = 1024;
+/// Above that one answer would hold the lock for over 1 ms; look-ups do so a little at a time.
+const MOST_RANKS: u32 = 512;

@@ -127,7 +127,7 @@ impl Oracle {
         }
     }
 
-    fn must_end(&mut self, addr: &str, kind: FailureKind) {
+    pub(super) fn must_end(&mut self, addr: &str, kind: FailureKind) {
         self.may_fail(addr, kind);
         for request in self.held_at(addr) {
             request.due = true;

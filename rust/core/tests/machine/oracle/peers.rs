@@ -118,7 +118,6 @@ impl Peer {
         self.end_life();
         self.failed = 0;
         self.refused = None;
-        self.lost = false;
     }
 
     /// Whether a peer that answered that it is another one has to rest; then it is not asked before.

@@ -185,7 +185,13 @@ impl Oracle {
 
     pub fn on_peer_lost(&mut self, addr: &str, known: bool) {
         self.told_of_known_peers(addr, known);
-        if !self.unsure && known && !self.peers[addr].lost {
+        if self.unsure || !known {
+            return;
+        }
+        if self.peers[addr].lost {
+            // It is not back since, but may have been said to have restarted; then requests wait again.
+            self.must_end(addr, FailureKind::PeerLost);
+        } else {
             self.lose(addr);
         }
     }
