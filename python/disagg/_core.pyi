@@ -308,6 +308,9 @@ def parse_not_ready(body: bytes, /) -> str | None:
     None when the body does not say so, as upstream's.
     """
 
+def parse_endpoint(body: bytes, /) -> tuple[str, int]:
+    """Read where a rank listens, (ip, port), in a registry's answer. Raises ProtocolError."""
+
 def parse_dp_ranks(body: bytes, /) -> dict[int, int]:
     """Read an answer to `query_dp_ranks`: dp rank by room. Raises ProtocolError for the first bad room or rank."""
 

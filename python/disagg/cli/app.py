@@ -20,6 +20,7 @@ __all__ = ["run"]
 # `disagg map` answers before the simulation's modules would be there.
 COMMANDS = {
     "map": ("disagg.cli.map", "map_engines"),
+    "probe": ("disagg.cli.probe", "probe"),
     "simulate": ("disagg.cli.simulate", "simulate"),
 }
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import disagg
+from disagg._core import PrefillInfo
 from disagg.errors import Reason
 from disagg.rank_tables.pair import DecodePlace, Pair, PrefillPlace
 from disagg.rank_tables.room import RoomRank
 
-__all__ = ["describe"]
+__all__ = ["describe", "describe_prefill", "describe_reason"]
 
 SCHEMA = 1
 DECODE_FIELDS = (
@@ -47,14 +48,14 @@ PREFILL_FIELDS = (
 def describe(pair: Pair, *, address: str | None, room: RoomRank | None, rank: int | None) -> dict[str, object]:
     """Return the object; without ranks if the pair does not fit, and only those that `rank` concerns if it is given."""
     decode = {name: getattr(pair.decode.first, name) for name in DECODE_FIELDS}
-    prefill = {name: getattr(pair.prefill, name) for name in PREFILL_FIELDS}
+    prefill = describe_prefill(pair.prefill)
     described: dict[str, object] = {
         "schema": SCHEMA,
         "disagg": disagg.__version__,
         "decode": decode | {"dp_size": pair.decode.dp_size},
         "prefill": prefill | {"address": address},
         "fits": pair.fits,
-        "reasons": [_reason(reason) for reason in pair.reasons],
+        "reasons": [describe_reason(reason) for reason in pair.reasons],
     }
     if room is not None:
         described["room"] = {"room": room.room, "dp_rank": room.dp_rank, "source": room.source}
@@ -106,7 +107,13 @@ def _prefill_rank(place: PrefillPlace) -> dict[str, object]:
     }
 
 
-def _reason(reason: Reason) -> dict[str, object]:
+def describe_prefill(prefill: PrefillInfo) -> dict[str, object]:
+    """The fields of a prefill engine, with `extras` as they came."""
+    return {name: getattr(prefill, name) for name in PREFILL_FIELDS}
+
+
+def describe_reason(reason: Reason) -> dict[str, object]:
+    """One reason why a pair does not fit, or a warning."""
     return {
         "kind": str(reason.kind),
         "severity": str(reason.severity),

@@ -12,6 +12,7 @@ from typing import Self
 from disagg._core import MAX_TOPOLOGY_BYTES
 from disagg.transport.attempt import Answer
 from disagg.transport.options import PeerHeaders, TransportOptions
+from disagg.transport.secret import Secret
 from disagg.transport.thread import Transport
 
 __all__ = ["Asker", "NoAnswer"]
@@ -35,14 +36,18 @@ class Asker:
     It is the transport's machine: a question is a command, its answer a fact. For one thread.
     """
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self, *, timeout_s: float, token: Secret | None = None) -> None:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         self._commands: deque[tuple[int, str, str, str, str, bytes | None, int, int]] = deque()
         self._facts: queue.SimpleQueue[Answer | NoAnswer] = queue.SimpleQueue()
         self._lock = threading.Lock()
         limits = TransportOptions(
-            connect_timeout_s=timeout_s, total_timeout_s=timeout_s, heartbeat_timeout_s=timeout_s, max_in_flight=1
+            connect_timeout_s=timeout_s,
+            total_timeout_s=timeout_s,
+            heartbeat_timeout_s=timeout_s,
+            max_in_flight=1,
+            token=token,
         )
         self._transport = Transport(self, limits)
 

@@ -50,7 +50,7 @@ mod _core {
     #[pymodule_export]
     use super::topology::{DecodeRank, PrefillInfo};
     #[pymodule_export]
-    use super::wire::{canonical_address, parse_dp_ranks, parse_not_ready};
+    use super::wire::{canonical_address, parse_dp_ranks, parse_endpoint, parse_not_ready};
     use super::yardstick::EmptyAdd;
 
     /// The failure kinds with their HTTP statuses, limits, the topology queries, the version, and the benches' yardstick.

@@ -21,6 +21,14 @@ pub fn parse_not_ready(body: &[u8]) -> Option<String> {
     wire::parse_not_ready(body)
 }
 
+/// Where a rank listens, (ip, port), or `ProtocolError`.
+#[pyfunction]
+#[pyo3(signature = (body, /))]
+pub fn parse_endpoint(body: &[u8]) -> PyResult<(String, u16)> {
+    let found = wire::parse_endpoint(body).map_err(Error::from)?;
+    Ok((found.ip.to_string(), found.port))
+}
+
 /// The dp rank of each room in an answer to `query_dp_ranks`, or `ProtocolError` for the first bad one.
 #[pyfunction]
 #[pyo3(signature = (body, /))]

@@ -1,0 +1,1 @@
+"""One look at a live registry: what it answers, what is wrong with it, and whether a decode engine fits."""
