@@ -31,6 +31,7 @@ __all__ = [
     "kv_head_range",
     "map_ranks",
     "parse_dp_ranks",
+    "parse_endpoint",
     "parse_not_ready",
     "serve_ranks",
 ]
