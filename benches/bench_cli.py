@@ -35,7 +35,7 @@ def bench_map_command_of_a_live_registry(benchmark, scale):
     assert "decode tp 2i and 2i+1 read prefill tp i" in shown
 
 
-IMPORT = "import sys, disagg; print(*[name for name in ('asyncio', 'aiohttp', 'typer') if name in sys.modules])"
+IMPORT = "import sys, disagg; print(*[name for name in ('asyncio', 'httptools', 'typer') if name in sys.modules])"
 
 
 @pytest.mark.parametrize("code", ["print()", IMPORT], ids=["nothing", "import disagg"])

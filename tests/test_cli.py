@@ -125,6 +125,6 @@ def test_a_json_path_that_is_a_folder_is_refused_before_the_run(tmp_path):
 
 
 def test_importing_the_package_loads_neither_typer_nor_the_network():
-    code = "import sys, disagg; print(sorted({'typer', 'rich', 'aiohttp', 'asyncio'} & set(sys.modules)))"
+    code = "import sys, disagg; print(sorted({'typer', 'rich', 'httptools', 'asyncio'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"

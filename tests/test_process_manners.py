@@ -271,7 +271,6 @@ import asyncio
 from polling import poll_until
 from machines import Request
 from registry_client import register
-import aiohttp  # what it does to the process itself is not ours
 
 before = settings()
 import disagg

@@ -147,7 +147,7 @@ def test_import_is_light():
         """
         import sys
         import disagg
-        print([m for m in ("asyncio", "aiohttp", "typer", "prometheus_client") if m in sys.modules])
+        print([m for m in ("asyncio", "httptools", "typer", "prometheus_client") if m in sys.modules])
         """
     )
     assert out.strip() == "[]"

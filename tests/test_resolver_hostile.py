@@ -94,7 +94,7 @@ NOT_HTTP = "the answer is not HTTP/1.1"
         (gzipped(), "protocol_error", "content encoding 'gzip'"),
         (gzip_bomb(), "protocol_error", "content encoding 'gzip'"),
         (wrong_length("too long"), "protocol_error", "ended before it was complete"),
-        (wrong_length("too short"), "unreachable", NOT_HTTP),
+        (wrong_length("too short"), "protocol_error", "protocol error"),
         (wrong_length("negative"), "unreachable", NOT_HTTP),
         (wrong_length("duplicate"), "unreachable", NOT_HTTP),
         (huge_headers(), "protocol_error", "a header is over 8190 bytes"),

@@ -117,9 +117,9 @@ def test_idle_connections_are_bounded_in_number(host):
             machine.fetch(peer.addr)
         pool = transport._driver._exchange.pool
         deadline = time.monotonic() + 5
-        while len(pool._born) > 4 and time.monotonic() < deadline:
+        while len(pool) > 4 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert len(pool._born) == len(pool._idle) == 4
+        assert len(pool) == pool.idle_count() == 4
 
 
 def test_a_heartbeat_has_a_connection_of_its_own(host):

@@ -164,7 +164,7 @@ def test_a_look_up_that_waited_for_a_thread_is_made_if_somebody_still_wants_it(s
         await resolver.close()
         return found
 
-    assert [result["host"] for result in asyncio.run(main())] == ["127.0.0.1"]
+    assert asyncio.run(main()) == [(socket.AF_INET, ("127.0.0.1", 1))]
 
 
 def test_what_is_remembered_is_bounded(server):

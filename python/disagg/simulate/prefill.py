@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Coroutine
 from typing import Any
-
-import aiohttp
 
 from disagg import BootstrapServer
 from disagg.simulate import impostors
@@ -15,6 +14,9 @@ from disagg.simulate.channel import Channel, Done, Go, Ready
 from disagg.simulate.facts import PeerFacts, PrefillResult, PrefillSetup
 from disagg.simulate.plan import RESTART_AWAY_S
 from disagg.simulate.scenario import Behaviour, PeerSpec, Rank
+from disagg.transport.attempt import Attempt
+from disagg.transport.exchange import Exchange
+from disagg.transport.options import Command, TransportOptions
 
 __all__ = ["rank_body", "run"]
 
@@ -23,6 +25,8 @@ NS = 1_000_000_000
 REGISTRATIONS = 8
 # How often to try to listen on its old port again: the kernel may hold it for a moment.
 PORT_TRIES = 40
+WRITE_S = 10.0
+MAX_ANSWER = 4096
 
 
 def run(setup: object, channel: Channel) -> None:
@@ -43,9 +47,8 @@ class _Worker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=10)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self._http:
+        self._http = Exchange(TransportOptions(WRITE_S, WRITE_S, WRITE_S, max_in_flight=1))
+        try:
             for peer in self._setup.peers:
                 await self._start(peer)
             self._channel.send(Ready(self._addresses))
@@ -56,6 +59,8 @@ class _Worker:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            await self._http.close()
         for server in self._servers.values():
             server.close()
         self._channel.send(Done(self._result))
@@ -155,11 +160,14 @@ class _Worker:
         self._result.registered_ns[request] = (before, time.monotonic_ns())
 
     async def _write(self, method: str, peer: int, path: str, body: dict[str, object]) -> None:
-        url = f"http://{self._addresses[peer]}{path}"
-        async with self._http.request(method, url, json=body) as answer:
-            text = await answer.text()
+        addr = self._addresses[peer]
+        command = Command(0, "topology", addr, method, path, json.dumps(body).encode(), MAX_ANSWER)
+        attempt = Attempt(command, now=0.0, connect_s=WRITE_S, total_s=WRITE_S)
+        async with asyncio.timeout(WRITE_S):
+            answer = await self._http.run(attempt)
         if answer.status != 200:
-            self._result.problems.append(f"{method} {url} was answered {answer.status}: {text[:200]}")
+            text = answer.body.decode(errors="replace")
+            self._result.problems.append(f"{method} http://{addr}{path} was answered {answer.status}: {text[:200]}")
 
 
 def rank_body(peer: PeerSpec, life: int, rank: Rank) -> dict[str, object]:

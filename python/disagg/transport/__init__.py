@@ -4,7 +4,7 @@ The machine (`disagg._core.Resolver` or `disagg.reference`) puts commands into a
 transport takes them, makes one HTTP request of each, and hands status and bytes back as facts. It decides
 nothing: no retries, no parsing, no meaning of a status.
 
-Importing this package imports neither asyncio nor aiohttp; `start()` does.
+Importing this package imports neither asyncio nor httptools; `start()` does.
 """
 
 from disagg.transport.on_loop import LoopTransport

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import asyncio
 
-    from aiohttp.client_proto import ResponseHandler
-
+    from disagg.transport.connection import Connection
     from disagg.transport.gate import Gate
     from disagg.transport.options import Command, PeerHeaders
 
@@ -70,13 +69,13 @@ class Attempt:
         self.ended = Ended.NOT
         self.gate = gate
         self.had_grace = False
-        self.held: ResponseHandler | None = None
+        self.held: Connection | None = None
         self.refusal: Answer | None = None
         self.reused = False
         self.wants_fresh = False
         self.task: asyncio.Task[None] | None = None
 
-    def on_connected(self, protocol: ResponseHandler, *, reused: bool) -> None:
+    def on_connected(self, protocol: Connection, *, reused: bool) -> None:
         """Take in which connection the request goes out on."""
         self.leave_gate()  # a second try: the first connection was closed under it
         if self.gate is not None:

@@ -1,88 +1,80 @@
-"""aiohttp's connection pool with the bounds that it lacks: a connection's age, and how many idle in all."""
+"""The connections there are: which may be used again, for how long, and how many."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-import aiohttp
+from disagg.transport.connection import Connection
+from disagg.transport.dial import dial
 
 if TYPE_CHECKING:
-    from aiohttp import ClientRequest, ClientTimeout
-    from aiohttp.client_proto import ResponseHandler
-    from aiohttp.connector import Connection
-    from aiohttp.tracing import Trace
-
-    from disagg.transport.attempt import Attempt
     from disagg.transport.names import Names
 
-__all__ = ["CURRENT", "BoundedConnector"]
-
-# The attempt that the running task makes; aiohttp hands nothing of ours through to its connector.
-CURRENT: ContextVar[Attempt] = ContextVar("disagg_attempt")
+__all__ = ["Connections"]
 
 
-class BoundedConnector(aiohttp.TCPConnector):
-    """A TCP connector whose connections are not reused past `max_age_s`, and of which `max_idle` may idle.
+class Connections:
+    """Makes connections and keeps those that idle; for the loop's thread.
 
-    aiohttp's own keep-alive bound restarts with each use and closes all that ran out in one go, which with
-    hundreds of connections is a slice of several milliseconds. Here the driver closes one per turn
-    (`close_one_idle`). The connector tells the attempt what it got: a connection, reused or not.
+    A connection is used again for `max_age_s` after it was made, however often it was used meanwhile. The driver closes
+    those that are too old, or over `max_idle`, one per turn (`close_one_idle`), as hundreds at once are a slice of
+    several milliseconds.
     """
 
-    def __init__(self, names: Names, *, max_age_s: float, max_idle: int, reuse: bool) -> None:
-        super().__init__(
-            limit=0,
-            limit_per_host=0,
-            resolver=names,
-            use_dns_cache=False,  # `names` keeps what it found, for every port and both pools
-            force_close=not reuse,
-            # aiohttp's own clean-up then only has to drop what is closed already
-            keepalive_timeout=3 * max_age_s if reuse else None,
-        )
+    def __init__(self, names: Names, *, max_age_s: float, max_idle: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._names = names
         self._max_age_s = max_age_s
         self._max_idle = max_idle
-        self._born: dict[ResponseHandler, float] = {}
-        self._user: dict[ResponseHandler, Attempt] = {}
-        self._idle: OrderedDict[ResponseHandler, None] = OrderedDict()
+        self._open: set[Connection] = set()
+        self._idle: OrderedDict[Connection, None] = OrderedDict()  # the one that idles longest first
+        self._idle_at: dict[str, list[Connection]] = {}  # the one that was used last, last
         self._renewed: OrderedDict[str, float] = OrderedDict()  # the oldest mark first
 
-    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
-        """Take a connection that may still be reused out of the pool, or make one."""
-        attempt = CURRENT.get()
-        self.on_end(attempt)  # a second try: the first connection was closed under it
-        while True:
-            connection = await super().connect(req, traces, timeout)
-            protocol = connection.protocol
-            if protocol is None:  # pragma: no cover  (aiohttp's types allow it, its code does not)
-                raise aiohttp.ClientConnectionError("connection without a protocol")
-            self._idle.pop(protocol, None)
-            now = self._loop.time()
-            reused = protocol in self._born
-            born = self._born.setdefault(protocol, now)
-            too_old = now - born > self._max_age_s or born <= self._renewed.get(attempt.command.addr, 0.0)
-            if not reused or not (too_old or attempt.wants_fresh):
-                self._user[protocol] = attempt
-                attempt.on_connected(protocol, reused=reused)
-                return connection
-            del self._born[protocol]
-            connection.close()
+    def __len__(self) -> int:
+        return len(self._open)
 
-    def on_end(self, attempt: Attempt) -> None:
-        """Take in that an attempt no longer uses its connection, if it has one."""
-        protocol = attempt.held
-        # aiohttp gives a connection back with the last byte, so the next attempt may have it already
-        if protocol is None or self._user.get(protocol) is not attempt:
+    def idle_count(self) -> int:
+        """How many of them nobody uses."""
+        return len(self._idle)
+
+    def take(self, addr: str) -> Connection | None:
+        """A connection to `addr` that may be used again, or None."""
+        oldest = max(self._loop.time() - self._max_age_s, self._renewed.get(addr, 0.0))
+        while addr in self._idle_at:
+            connection = self._idle_at[addr][-1]
+            self._forget_idle(connection)
+            if connection.is_usable() and connection.born > oldest:
+                return connection
+            connection.abort()
+        return None
+
+    async def make(self, addr: str) -> Connection:
+        """A new connection. Raises OSError."""
+        host, _, port = addr.rpartition(":")
+        sock = await dial(self._names, host.removeprefix("[").removesuffix("]"), int(port))
+        connection = Connection(addr, self._loop, self._on_lost)
+        try:
+            await self._loop.create_connection(lambda: connection, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
+        if connection.transport is not None:
+            self._open.add(connection)
+        return connection
+
+    def give_back(self, connection: Connection, *, keep: bool) -> None:
+        """Take in that a request is over; its connection is closed unless it may be used again."""
+        if not (keep and connection.is_usable()):
+            connection.abort()
             return
-        del self._user[protocol]
-        if protocol.is_connected():
-            self._idle[protocol] = None
-        else:
-            del self._born[protocol]
+        self._idle[connection] = None
+        self._idle_at.setdefault(connection.addr, []).append(connection)
 
     def renew(self, addr: str) -> None:
-        """Reuse none of the connections to `addr` that there are."""
+        """Use none of the connections to `addr` again that there are."""
         now = self._loop.time()
         self._renewed[addr] = now
         self._renewed.move_to_end(addr)
@@ -97,11 +89,30 @@ class BoundedConnector(aiohttp.TCPConnector):
         if len(self._idle) > self._max_idle:
             return 0.0
         # The one that idles longest may be younger than another; that one is closed max_age_s after its
-        # last use at the latest, and `connect` refuses it from its own age on.
-        return self._born[next(iter(self._idle))] + self._max_age_s
+        # last use at the latest, and `take` refuses it from its own age on.
+        return next(iter(self._idle)).born + self._max_age_s
 
     def close_one_idle(self) -> None:
         """Close the connection that idles longest."""
-        protocol, _ = self._idle.popitem(last=False)
-        del self._born[protocol]
-        protocol.close()
+        connection = next(iter(self._idle))
+        self._forget_idle(connection)
+        connection.abort()
+
+    def close(self) -> None:
+        """Close all of them."""
+        if self._loop.is_closed():  # a transport of a closed loop can do nothing any more
+            return
+        for connection in list(self._open):
+            connection.abort()
+
+    def _on_lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._forget_idle(connection)
+
+    def _forget_idle(self, connection: Connection) -> None:
+        del self._idle[connection]
+        idle = self._idle_at[connection.addr]
+        idle.remove(connection)
+        if not idle:
+            del self._idle_at[connection.addr]

@@ -237,7 +237,6 @@ class Driver:
             return
         attempt.task = None  # else task, its context and attempt keep each other until the next collection
         attempt.leave_gate()
-        self._exchange.on_end(attempt)
         self._attempts.pop(attempt.command.ticket, None)
         self._queue.on_end(attempt.command.addr, answered=attempt.answered)
         if not self._finished.done():

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from aiohttp.client_proto import ResponseHandler
-
     from disagg.transport.attempt import Attempt
+    from disagg.transport.connection import Connection
 
 __all__ = ["Gate"]
 
@@ -34,14 +33,14 @@ class Gate:
         self._loop = loop
         self._guarded = guarded
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
-        self._held: dict[ResponseHandler, _Hold] = {}
-        self._watched: dict[int, ResponseHandler] = {}  # by descriptor
-        self._waiting: dict[ResponseHandler, None] = {}  # in order of arrival
+        self._held: dict[Connection, _Hold] = {}
+        self._watched: dict[int, Connection] = {}  # by descriptor
+        self._waiting: dict[Connection, None] = {}  # in order of arrival
         self._next: asyncio.Handle | None = None
         if self._epoll is not None:
             loop.add_reader(self._epoll.fileno(), guarded, self._on_readable)
 
-    def hold(self, attempt: Attempt, protocol: ResponseHandler) -> None:
+    def hold(self, attempt: Attempt, protocol: Connection) -> None:
         """Keep the connection, on which this attempt's request is about to go out, from reading."""
         transport = protocol.transport
         if self._epoll is None or transport is None or transport.is_closing():
@@ -55,7 +54,7 @@ class Gate:
         except FileExistsError:  # the same connection, which the attempt before has not let go yet
             self._epoll.modify(fileno, TOLD_ONCE)
 
-    def let_go(self, attempt: Attempt, protocol: ResponseHandler) -> None:
+    def let_go(self, attempt: Attempt, protocol: Connection) -> None:
         """Take in that the attempt no longer uses the connection; a later one may use it already."""
         hold = self._held.get(protocol)
         if hold is None or hold.attempt is not attempt:

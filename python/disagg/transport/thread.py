@@ -30,7 +30,7 @@ class Transport(Starter):
 
     def start(self) -> None:
         """Start the thread; returns when it watches the machine's bell. Raises RuntimeError, see `Starter.start`."""
-        # In the caller's thread: the first import of aiohttp takes some 0.3 s, much of it with the GIL held.
+        # In the caller's thread: the first import of asyncio takes some time, much of it with the GIL held.
         import disagg.transport.driver  # noqa: F401, PLC0415  (`import disagg` must not import asyncio)
 
         if self._stop_wanted:
