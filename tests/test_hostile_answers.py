@@ -33,8 +33,8 @@ LIMITS = {
     "peer_ttl_s": 1.0,  # so that peers of older batches are forgotten, and not probed
 }
 FIRST_ROOM = 10**9
-# aiohttp's pool keeps connections that are closed for as long as two rounds of its clean-up, of 45 s each.
-POOL_S = 100
+# Connections that idle are kept for the 15 s of TransportOptions.max_connection_age_s; twice that, as machines stall.
+POOL_S = 30
 LONGEST_REASON = 4096
 
 
