@@ -65,7 +65,7 @@ class PoliteSelector(selectors.DefaultSelector):
 
 
 # One request's start is about one slice; a sleep of 0.2 ms is enough for a waiting thread to take the lock.
-# With two events a turn the longest turn is below 1 ms while 256 peers are silent (benches/README.md).
+# With two events a turn the longest turn is about 1 ms while 256 peers are silent (benches/README.md).
 SLICE_S = 0.00025
 PAUSE_S = 0.0002
 EPOLL_UNIT_S = 0.001
