@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ def shared_folder() -> Path:
 
 
 def pytest_sessionstart(session):
+    # A shell without job control starts what runs in the background with SIGINT ignored, and our children inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if REQUIRE_ALL and not (shared_folder() / "DESIGN.md").is_file():
         pytest.exit(f"DISAGG_REQUIRE_ALL=1, but there is no shared folder at {shared_folder()}", returncode=1)
 
